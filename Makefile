@@ -1,0 +1,121 @@
+# make            build/spillway (release); with nvcc later also the CUDA plugin
+# make test       what the README promises: builds, runs every test, ends in "N passed, N failed"
+# make quickstart deps, build, fine-tune the bundled model
+# make help       all targets
+#
+# Another configuration lives in its own folder: make CONFIG=asan, CONFIG=tsan, CONFIG=debug, CONFIG=poison.
+CONFIG ?= release
+O      := build/$(CONFIG)
+V      ?= 0
+Q      := $(if $(filter 1,$(V)),,@)
+
+ifeq ($(CONFIG),tsan)
+# gcc's OpenMP runtime is invisible to TSan; clang's brings Archer, which tells TSan about its barriers.
+CC  := clang
+CXX := clang++
+endif
+
+warn   := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+opt    := -O2 -g
+san    :=
+ifeq ($(CONFIG),asan)
+opt    := -O1 -g -fno-omit-frame-pointer -DSW_POISON -DSW_CHECK_TURNS
+san    := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+else ifeq ($(CONFIG),tsan)
+opt    := -O1 -g -fno-omit-frame-pointer -DSW_CHECK_TURNS
+san    := -fsanitize=thread
+else ifeq ($(CONFIG),debug)
+opt    := -O0 -g3 -DSW_POISON -DSW_CHECK_TURNS
+else ifeq ($(CONFIG),poison)
+opt    := -O2 -g -DSW_POISON -DSW_CHECK_TURNS
+else ifneq ($(CONFIG),release)
+$(error unknown CONFIG '$(CONFIG)': release, debug, poison, asan or tsan)
+endif
+
+version := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+common  := $(opt) $(san) -fopenmp -ffp-contract=off -fno-math-errno -D_GNU_SOURCE -I. -MMD -MP
+cflags   = -std=gnu11 $(warn) $(common) $(CFLAGS)
+cxxflags = -std=gnu++17 -Wall -Wextra -Werror $(common) $(CXXFLAGS)
+
+hash := \#
+# Probes compile and link a program; a required part that is missing stops the build with its remedy.
+probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1)' | \
+            $(CC) -xc - -fopenmp $(2) -o /dev/null 2>/dev/null && echo yes || echo no)
+probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
+            $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=1 -xc++ - $(2) -o /dev/null 2>/dev/null && echo yes || echo no)
+NOBUILD := deps help clean quickstart
+ifneq ($(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)
+required = $(if $(filter yes,$(2)),,$(error $(1) is missing: run 'make deps', or install its development package))
+$(call required,liburing,$(call probe,liburing.h,-luring))
+$(call required,hwloc,$(call probe,hwloc.h,-lhwloc))
+$(call required,OpenMP,$(call probe,omp.h,))
+$(call required,oneDNN,$(call probe,dnnl.h,-ldnnl))
+$(call required,jansson,$(call probe,jansson.h,-ljansson))
+$(call required,xxHash,$(call probe,xxhash.h,-lxxhash))
+$(call required,toml++,$(call probexx,toml++/toml.h,))
+endif
+libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lm -lpthread
+
+# kernels/host/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their own instruction sets.
+isa_scalar :=
+isa_avx2   := -mavx2 -mfma -mf16c
+isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
+isas       := scalar avx2 avx512
+
+isa_srcs := $(wildcard kernels/host/*_isa.c)
+lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c kernels/host/*.c \
+              offload/*.c engine/*.c))
+lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
+tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
+tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
+test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
+program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
+
+all: $(program)
+tests: $(program) $(tests)
+
+$(program): $(tool_objs) $(O)/libspillway.a
+	@echo "  LINK  $@"
+	$(Q)$(CXX) $(common) $^ $(libs) -o $@
+
+$(O)/libspillway.a: $(lib_objs)
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $^
+
+$(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $^ -lcmocka $(libs) -o $@
+
+$(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)
+$(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)
+# Element-wise loops over one span: the compiler may vectorise them; no reduction is reordered by -O3.
+$(O)/cpu_adam/adam_%.c.o: speed = -O3
+$(O)/kernels/host/%.o:    speed = -O3
+ifneq ($(filter asan tsan debug,$(CONFIG)),)
+$(O)/cpu_adam/adam_%.c.o $(O)/kernels/host/%.o: speed = $(filter -O%,$(opt))
+endif
+
+$(O)/%.c.o: %.c Makefile
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$(Q)$(CC) $(cflags) $(speed) $(isa) -DSW_VERSION='"$(version)"' -c $< -o $@
+
+$(O)/%.cpp.o: %.cpp Makefile
+	@mkdir -p $(@D)
+	@echo "  CXX   $<"
+	$(Q)$(CXX) $(cxxflags) -c $< -o $@
+
+define isa_rule
+$(O)/%_isa.$(1).o: %_isa.c Makefile
+	@mkdir -p $$(@D)
+	@echo "  CC    $$< ($(1))"
+	$(Q)$(CC) $$(cflags) $$(speed) $(isa_$(1)) -DSW_ISA=$(1) -c $$< -o $$@
+endef
+$(foreach i,$(isas),$(eval $(call isa_rule,$(i))))
+
+clean:
+	rm -rf build
+
+.PHONY: all tests clean
+.SECONDARY:
+-include $(shell find $(O) -name '*.d' 2>/dev/null)

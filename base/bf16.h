@@ -1,0 +1,51 @@
+/* base/bf16.h - the two roundings from FP32 to BF16, and back. Every path uses these rules.
+ *
+ * Working weights round to nearest with ties away from zero, (bits + 0x8000) >> 16: then
+ * master = weight + signed 16-bit remainder is exact for every finite value. Gradients and
+ * activations round to nearest even, as the GPU's conversion instructions do. Infinities stay,
+ * and a NaN stays a NaN (made quiet), which the plain addition would turn into zero. */
+#ifndef BASE_BF16_H
+#define BASE_BF16_H
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t sw_bf16;
+
+enum sw_dtype { SW_BF16, SW_FP32 };
+
+static inline uint32_t sw_f32_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static inline float sw_f32_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static inline float sw_f32_from_bf16(sw_bf16 x) { return sw_f32_from_bits((uint32_t)x << 16); }
+
+/* The rounding of working weights. */
+static inline sw_bf16 sw_bf16_from_weight(float x) {
+    const uint32_t bits = sw_f32_bits(x);
+    const uint32_t finite = (bits + 0x8000u) >> 16;
+    const uint32_t special = (bits >> 16) | ((bits & 0x7FFFFFu) ? 0x40u : 0u);
+    return (sw_bf16)((bits & 0x7F800000u) == 0x7F800000u ? special : finite);
+}
+
+/* The rounding of gradients and activations. */
+static inline sw_bf16 sw_bf16_from_f32(float x) {
+    const uint32_t bits = sw_f32_bits(x);
+    const uint32_t finite = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t special = (bits >> 16) | ((bits & 0x7FFFFFu) ? 0x40u : 0u);
+    return (sw_bf16)((bits & 0x7F800000u) == 0x7F800000u ? special : finite);
+}
+
+static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) { return dtype == SW_FP32 ? 4 : 2; }
+static inline const char *sw_dtype_name(enum sw_dtype dtype) {
+    return dtype == SW_FP32 ? "fp32" : "bf16";
+}
+
+#endif

@@ -1,0 +1,41 @@
+/* engine/data.h - token files, rows and their order.
+ *
+ * Tokens are flat little-endian uint16 up to a vocabulary of 65,536, else uint32; an optional mask file
+ * has one uint8 per token: byte i says whether the prediction OF token i counts. Files are mapped.
+ * Row r of an epoch has inputs tok[rT .. rT+T-1] and targets one token later; n tokens give
+ * floor((n-1)/T) rows. Position p = 0, 1, ... of the run is row order(p % rows) of epoch p / rows:
+ * a pure function of seed and epoch. Read-only after open; any thread may read. */
+#ifndef ENGINE_DATA_H
+#define ENGINE_DATA_H
+#include <stdint.h>
+
+enum sw_order { SW_ORDER_SHUFFLE, SW_ORDER_SEQUENTIAL };
+
+struct sw_data {
+    const char *path; /* the caller's string */
+    const void *tokens;
+    const uint8_t *mask; /* NULL: all count */
+    uint64_t token_count, map_bytes, rows;
+    uint32_t seq_len, vocab;
+    uint32_t token_bytes; /* 2 or 4 */
+    enum sw_order order;
+    uint64_t seed;
+};
+
+/* Opens and checks: every id below vocab (else the offset is named), whole tokens, at least one row,
+ * a mask of the same length. mask_path may be NULL. 0 or -errno, reported. */
+int sw_data_open(struct sw_data *data, const char *path, const char *mask_path, uint32_t vocab,
+                 uint32_t seq_len, enum sw_order order, uint64_t seed);
+void sw_data_close(struct sw_data *data);
+
+/* The row (0 .. rows-1) at position `position` of the run. */
+uint64_t sw_data_row(const struct sw_data *data, uint64_t position);
+
+/* Fills seq_len inputs, targets and mask bytes (1 without a mask file) of a row. */
+void sw_data_fill(const struct sw_data *data, uint64_t row, int32_t *inputs, int32_t *targets,
+                  uint8_t *mask);
+
+/* A hash of the file's size and content samples: says "the same data". */
+uint64_t sw_data_fingerprint(const struct sw_data *data);
+
+#endif

@@ -1,0 +1,90 @@
+/* engine/model.h - a Llama-family model folder in the Hugging Face form: its configuration, its
+ * units, and its weights on disk.
+ *
+ * sw_model_open() reads config.json, maps every safetensors file and checks each header against the
+ * file and each tensor against the configuration before anything is used. Weights are read from the
+ * maps piece by piece; a model is never whole in memory. Read-only after open: any thread may read. */
+#ifndef ENGINE_MODEL_H
+#define ENGINE_MODEL_H
+#include <stdint.h>
+#include "base/bf16.h"
+
+enum sw_rope_kind { SW_ROPE_PLAIN, SW_ROPE_LINEAR, SW_ROPE_LLAMA3 };
+
+/* The fields of config.json that the engine honours. One that would change the result and is not
+ * honoured (attention_bias, another activation, sliding windows, ...) is an error naming it. */
+struct sw_model_config {
+    char model_type[32]; /* "llama" or a family that computes the same, such as "mistral" */
+    uint32_t hidden, intermediate, layers, heads, kv_heads, head_dim, vocab, max_positions;
+    int tied; /* the head's matrix is the embedding's */
+    float rms_eps;
+    double rope_theta;
+    enum sw_rope_kind rope_kind;
+    double rope_factor, rope_low_freq_factor, rope_high_freq_factor, rope_original_positions;
+};
+
+enum { SW_TENSORS_PER_UNIT_MAX = 9, SW_TENSOR_NAME_MAX = 96 };
+
+/* A tensor's place in its unit, in elements; each starts on 128 elements (256 B in BF16). */
+struct sw_tensor {
+    char name[SW_TENSOR_NAME_MAX]; /* as in the files: "model.layers.0.mlp.up_proj.weight" */
+    uint64_t rows, cols;           /* cols is 0 for a vector */
+    uint64_t first, count;
+};
+
+enum sw_unit_kind { SW_UNIT_EMBED, SW_UNIT_LAYER, SW_UNIT_HEAD };
+
+/* Indices of a layer's tensors in its unit. */
+enum {
+    SW_LAYER_NORM1, SW_LAYER_Q, SW_LAYER_K, SW_LAYER_V, SW_LAYER_O, SW_LAYER_NORM2, SW_LAYER_GATE,
+    SW_LAYER_UP, SW_LAYER_DOWN
+};
+/* The embedding's unit has one tensor; the head's unit has the final norm and, untied, the matrix. */
+enum { SW_HEAD_NORM, SW_HEAD_MATRIX };
+
+struct sw_unit {
+    enum sw_unit_kind kind;
+    char name[32]; /* "embedding", "layer 7", "head" */
+    uint32_t tensor_count;
+    struct sw_tensor tensors[SW_TENSORS_PER_UNIT_MAX];
+    uint64_t count;  /* elements with padding, a multiple of 128 */
+    uint64_t params; /* elements without it */
+};
+
+struct sw_model {
+    struct sw_model_config config;
+    uint32_t unit_count; /* layers + 2: embedding, layers, norm + head */
+    struct sw_unit *units;
+    uint64_t params;
+    struct sw_weights *weights; /* the mapped files; NULL when only the configuration was opened */
+    char dir[4096];
+};
+
+/* 0 or -errno, reported. sw_model_open_config() reads config.json alone (a folder, or the file). */
+int sw_model_open(struct sw_model *model, const char *dir);
+int sw_model_open_config(struct sw_model *model, const char *path);
+void sw_model_close(struct sw_model *model);
+
+/* FP32 values of elements [first, first + count) of a unit; padding reads as 0. */
+void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
+                   float *out);
+
+/* A hash over names, shapes and the files' sizes and headers: says "the same model files". */
+uint64_t sw_model_fingerprint(const struct sw_model *model);
+
+/* Supplies elements [first, first + count) of a unit in `dtype` (BF16 or FP32). 0 or -errno. */
+typedef int (*sw_model_fetch)(void *ctx, uint32_t unit, uint64_t first, uint64_t count,
+                              enum sw_dtype dtype, void *out);
+
+/* Writes a model folder: config.json with its dtype following, model.safetensors (or shards of at most
+ * 5 GB with an index), and the tokenizer and generation files of model->dir carried along. `dir` must
+ * exist. Everything is written to temporary names in `dir`, synced, then renamed, config.json last:
+ * whatever happens, a folder with config.json is complete. */
+int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
+                  sw_model_fetch fetch, void *ctx);
+
+/* Makes a model folder from a configuration alone: matrices N(0, initializer_range), norms 1, from a
+ * counter-based generator keyed by seed and tensor, so equal seeds give equal files. */
+int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum sw_dtype dtype);
+
+#endif

@@ -1,0 +1,55 @@
+/* engine/options.h - what a run is asked to do: the effective options after defaults.
+ *
+ * tools/ fills this from the command line and a TOML file; the engine reads it and changes nothing.
+ * Strings are the caller's and live as long as the run. */
+#ifndef ENGINE_OPTIONS_H
+#define ENGINE_OPTIONS_H
+#include <stdint.h>
+#include "base/bf16.h"
+#include "engine/data.h"
+
+enum sw_schedule { SW_SCHEDULE_CONSTANT, SW_SCHEDULE_LINEAR, SW_SCHEDULE_COSINE };
+enum sw_decay { SW_DECAY_MATRICES, SW_DECAY_ALL };
+enum sw_tier { SW_TIER_DEVICE, SW_TIER_HOST, SW_TIER_NVME };
+enum sw_overlap { SW_OVERLAP_AUTO, SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD };
+
+enum { SW_NVME_FOLDERS_MAX = 64 };
+
+struct sw_train_options {
+    const char *model, *data, *mask, *val, *out; /* mask, val: NULL when not given */
+    uint64_t steps;                              /* 0: one epoch */
+    uint32_t seq_len;                            /* 0: min(512, the model's limit) */
+    uint32_t micro_batch, accumulate;
+    enum sw_order order;
+    uint64_t seed;
+
+    double lr, min_lr, weight_decay, beta1, beta2, eps, clip; /* clip 0: off */
+    enum sw_schedule schedule;
+    int64_t warmup; /* steps; -1: 3% of steps */
+    enum sw_decay decay;
+    uint32_t max_skips;
+
+    enum sw_dtype dtype, grad_dtype;
+    enum sw_tier optimizer;
+    enum sw_overlap overlap;
+    uint64_t chunk_bytes; /* of a record on disk */
+    int threads;          /* of Adam; 0: what the affinity mask and the quota give */
+    const char *nvme[SW_NVME_FOLDERS_MAX];
+    uint32_t nvme_count; /* 0: the store lies in the output folder */
+
+    uint64_t save_every, eval_every; /* steps; 0: never in between */
+    const char *log, *trace;         /* NULL: none */
+    int restart, dry_run, digest;
+};
+
+/* The documented defaults; paths NULL. */
+void sw_train_defaults(struct sw_train_options *options);
+
+/* The learning rate of step 1, 2, ...: linear warm-up lr * step / warmup, then constant, linear or
+ * cosine from lr down to min_lr over the steps after the warm-up. warmup and steps resolved. */
+double sw_learning_rate(const struct sw_train_options *options, uint64_t step);
+
+const char *sw_tier_name(enum sw_tier tier);
+const char *sw_overlap_name(enum sw_overlap overlap);
+
+#endif

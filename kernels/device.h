@@ -1,0 +1,177 @@
+/* kernels/device.h - the border between the engine and whatever computes: memory, copies, streams,
+ * events and the model's operators, behind one table. No CUDA type appears here.
+ *
+ * Order: work on one stream runs in submission order; streams are ordered against each other by
+ * events alone. A stream is submitted to by one thread. Calls on a stream may return before the work
+ * is done (a GPU) or after it (the host device, which runs everything inside the call).
+ * Memory: "device memory" comes from alloc(); kernels read and write nothing else. Nothing is
+ * allocated by any operator; scratch is the caller's and sized by the *_scratch_bytes functions.
+ * Numbers: `dtype` is the type of weights and activations, BF16 or FP32; arithmetic inside an operator
+ * is FP32, results round to nearest even. Weight gradients are FP32 and accumulate where told.
+ * Equal inputs give equal bits on one machine with one thread count; no float atomics.
+ * Errors: 0 or -errno, reported once. Sizes that make no sense are asserted. */
+#ifndef KERNELS_DEVICE_H
+#define KERNELS_DEVICE_H
+#include <stddef.h>
+#include <stdint.h>
+#include "base/bf16.h"
+
+struct sw_device; /* opaque, the back end's */
+struct sw_stream;
+struct sw_event;
+
+#define SW_NORM_BLOCK 16384u /* elements per block of a squared norm, counted from a shard's start */
+
+/* Filled by round_norm: what N reads about one unit. */
+struct sw_nonfinite {
+    uint64_t count; /* elements that are Inf or NaN */
+    uint64_t first; /* index of the first, when count > 0 */
+    uint32_t is_nan; /* that first one is a NaN */
+    uint32_t pad;
+};
+
+/* Shapes of attention: q and out are [batch][time][heads][head_dim], k and v [batch][time]
+ * [kv_heads][head_dim], all contiguous; lse is FP32 [batch][heads][time]. heads % kv_heads == 0. */
+struct sw_attention {
+    uint32_t batch, time, heads, kv_heads, head_dim;
+    float scale; /* 1 / sqrt(head_dim) */
+};
+
+/* One span of a device Adam step; fields as struct sw_adam_span in cpu_adam/adam.h. */
+struct sw_device_adam {
+    float *master, *momentum, *variance;
+    const void *grad;
+    void *weight;
+    uint64_t count;
+    uint32_t decays; /* 1: the step's decay factor applies */
+    enum sw_dtype grad_dtype, weight_dtype;
+};
+
+/* The scalars that the control lane uploads for a device Adam. */
+struct sw_device_adam_step {
+    float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, rsqrt_bias2, grad_scale;
+    float decay;    /* 1 - lr * weight_decay */
+    uint32_t apply; /* 0: the kernel changes nothing */
+};
+
+/* C[m][n] = op(A) op(B) (+ C when accumulate), row-major, FP32 sums rounded once to c_dtype.
+ * op(A) is m x k: A is stored [m][lda] or, transposed, [k][lda]; op(B) is k x n: B is stored [k][ldb]
+ * or, transposed, [n][ldb]. */
+struct sw_gemm {
+    uint64_t m, n, k;
+    int trans_a, trans_b, accumulate;
+    const void *a;
+    enum sw_dtype a_dtype;
+    uint64_t lda;
+    const void *b;
+    enum sw_dtype b_dtype;
+    uint64_t ldb;
+    void *c;
+    enum sw_dtype c_dtype;
+    uint64_t ldc;
+};
+
+struct sw_device_ops {
+    const char *name; /* "host", "cuda" */
+
+    void (*close)(struct sw_device *d);
+    /* Text of operator library, version, instruction set and threads: part of the numerics key. */
+    const char *(*numerics)(struct sw_device *d);
+
+    int (*alloc)(struct sw_device *d, uint64_t bytes, void **out); /* 4 KiB aligned, zeroed */
+    void (*free)(struct sw_device *d, void *p, uint64_t bytes);
+
+    int (*stream_create)(struct sw_device *d, struct sw_stream **out);
+    void (*stream_destroy)(struct sw_stream *s);
+    int (*stream_sync)(struct sw_stream *s); /* waits for all work submitted so far */
+    int (*event_create)(struct sw_device *d, struct sw_event **out);
+    void (*event_destroy)(struct sw_event *e);
+    int (*event_record)(struct sw_event *e, struct sw_stream *s);
+    int (*stream_wait)(struct sw_stream *s, struct sw_event *e); /* e was recorded before */
+    int (*event_wait)(struct sw_event *e);                       /* blocks the caller, no spinning */
+
+    int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
+    int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
+    int (*zero)(struct sw_stream *s, void *dst, uint64_t bytes);
+
+    /* out[i] = table[tokens[i]]: out [n][width], table [vocab][width], tokens int32 [n]. */
+    int (*embed)(struct sw_stream *s, enum sw_dtype dtype, void *out, const void *table,
+                 const int32_t *tokens, uint64_t n, uint64_t width);
+    /* dtable[tokens[i]] += dout[i], in order of i for each row: dtable FP32 [vocab][width]. */
+    int (*embed_backward)(struct sw_stream *s, enum sw_dtype dtype, float *dtable, const void *dout,
+                          const int32_t *tokens, uint64_t n, uint64_t width, uint64_t vocab);
+
+    /* out = x / sqrt(mean(x^2) + eps) * w by rows (Zhang & Sennrich, arXiv:1910.07467, eq. 4);
+     * rstd FP32 [n] is kept for backward. */
+    int (*rmsnorm)(struct sw_stream *s, enum sw_dtype dtype, void *out, float *rstd, const void *x,
+                   const void *w, uint64_t n, uint64_t width, float eps);
+    /* dx = gradient (+ dx when add_dx); dw FP32 [width] = gradient (+ dw when add_dw). */
+    int (*rmsnorm_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dx, int add_dx, float *dw,
+                            int add_dw, const void *dy, const void *x, const void *w,
+                            const float *rstd, uint64_t n, uint64_t width, void *scratch);
+    uint64_t (*rmsnorm_scratch_bytes)(struct sw_device *d, uint64_t n, uint64_t width);
+
+    int (*gemm)(struct sw_stream *s, const struct sw_gemm *g);
+
+    /* Rotates pairs (i, i + head_dim/2) of x [rows][heads][head_dim] in place by the angles of
+     * position row % time (Su et al., arXiv:2104.09864; halves as in Hugging Face's Llama). cos and sin:
+     * FP32 [time][head_dim/2]. inverse rotates back, which is the backward pass. */
+    int (*rope)(struct sw_stream *s, enum sw_dtype dtype, void *x, const float *cos, const float *sin,
+                uint64_t rows, uint64_t time, uint64_t heads, uint64_t head_dim, int inverse);
+
+    /* Causal grouped-query attention in blocks with an online softmax (Dao et al.,
+     * arXiv:2205.14135): no time x time matrix exists. */
+    int (*attention)(struct sw_stream *s, enum sw_dtype dtype, const struct sw_attention *shape,
+                     void *out, float *lse, const void *q, const void *k, const void *v,
+                     void *scratch);
+    int (*attention_backward)(struct sw_stream *s, enum sw_dtype dtype,
+                              const struct sw_attention *shape, void *dq, void *dk, void *dv,
+                              const void *dout, const void *out, const float *lse, const void *q,
+                              const void *k, const void *v, void *scratch);
+    uint64_t (*attention_scratch_bytes)(struct sw_device *d, const struct sw_attention *shape);
+
+    /* out = silu(gate) * up (Shazeer, arXiv:2002.05202); out may be gate or up. */
+    int (*swiglu)(struct sw_stream *s, enum sw_dtype dtype, void *out, const void *gate,
+                  const void *up, uint64_t count);
+    /* dgate and dup may be gate and up themselves. */
+    int (*swiglu_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dgate, void *dup,
+                           const void *dout, const void *gate, const void *up, uint64_t count);
+
+    /* Per row of logits FP32 [n][vocab]: loss[i] = mask[i] ? logsumexp - logit[target] : 0, and, unless
+     * dlogits is NULL, dlogits = mask[i] ? (softmax - onehot) * scale : 0 in dtype (dlogits may be
+     * logits itself when dtype is FP32). mask NULL: all count. */
+    int (*cross_entropy)(struct sw_stream *s, enum sw_dtype dtype, void *dlogits, float *loss,
+                         const float *logits, const int32_t *targets, const uint8_t *mask,
+                         float scale, uint64_t n, uint64_t vocab);
+    /* *out = sum of x in index order, in double. */
+    int (*sum)(struct sw_stream *s, double *out, const float *x, uint64_t n);
+
+    /* dst = src rounded to dst_dtype (nearest even); block_sums[i] = squared norm, in double, of the rounded
+     * elements [i * SW_NORM_BLOCK, ...) in a fixed order; *bad counts what is not finite (such
+     * elements do enter the sums). dst may not be src. */
+    int (*round_norm)(struct sw_stream *s, void *dst, enum sw_dtype dst_dtype, const float *src,
+                      uint64_t count, double *block_sums, struct sw_nonfinite *bad);
+
+    /* AdamW over spans with the CPU's bits; step lies in device memory. */
+    int (*adam)(struct sw_stream *s, const struct sw_device_adam_step *step,
+                const struct sw_device_adam *spans, int span_count);
+};
+
+struct sw_device_handle { /* what open functions fill */
+    struct sw_device *device;
+    const struct sw_device_ops *ops;
+};
+
+/* The CPU as a device. adam runs a device Adam span (kernels/ knows no optimizer, so the engine
+ * passes the CPU's own). threads: the OpenMP team of each stream, >= 1. The instruction set is
+ * SPILLWAY_ISA's or the best supported one: -EINVAL / -ENOTSUP as in cpu_adam/adam.h. */
+typedef void (*sw_host_adam)(const struct sw_device_adam_step *step,
+                             const struct sw_device_adam *spans, int span_count, void *ctx);
+struct sw_host_device_options {
+    int threads;
+    sw_host_adam adam;
+    void *adam_ctx;
+};
+int sw_device_host_open(struct sw_device_handle *out, const struct sw_host_device_options *options);
+
+#endif
