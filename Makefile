@@ -3,14 +3,15 @@
 # make quickstart deps, build, fine-tune the bundled model
 # make help       all targets
 #
-# Another configuration lives in its own folder: make CONFIG=asan, CONFIG=tsan, CONFIG=debug, CONFIG=poison.
+# Another configuration lives in its own folder: make CONFIG=asan, tsan, debug or poison.
 CONFIG ?= release
 O      := build/$(CONFIG)
 V      ?= 0
 Q      := $(if $(filter 1,$(V)),,@)
 
 ifeq ($(CONFIG),tsan)
-# gcc's OpenMP runtime is invisible to TSan; clang's brings Archer, which tells TSan about its barriers.
+# gcc's OpenMP runtime is invisible to TSan; clang's brings Archer, which tells TSan about its
+# barriers.
 CC  := clang
 CXX := clang++
 endif
@@ -38,14 +39,21 @@ cflags   = -std=gnu11 $(warn) $(common) $(CFLAGS)
 cxxflags = -std=gnu++17 -Wall -Wextra -Werror $(common) $(CXXFLAGS)
 
 hash := \#
-# Probes compile and link a program; a required part that is missing stops the build with its remedy.
+# Probes compile and link a program; a required part that is missing stops the build with its
+# remedy.
 probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1)' | \
             $(CC) -xc - -fopenmp $(2) -o /dev/null 2>/dev/null && echo yes || echo no)
 probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
-            $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=1 -xc++ - $(2) -o /dev/null 2>/dev/null && echo yes || echo no)
-NOBUILD := deps help clean quickstart
-ifneq ($(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)
-required = $(if $(filter yes,$(2)),,$(error $(1) is missing: run 'make deps', or install its development package))
+            $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
+            && echo yes || echo no)
+NOBUILD := deps help clean quickstart test check-broken check-long format format-check tidy
+# PROBE=0 leaves them out where the same make has just passed them.
+PROBE ?= 1
+builds := $(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all))
+ifneq ($(and $(filter-out 0,$(PROBE)),$(builds)),)
+required = $(if $(filter yes,$(2)),,$(error $(1) is missing: \
+             run 'make deps', or install its development package))
+$(call required,the compiler $(CC),$(if $(shell command -v $(CC)),yes))
 $(call required,liburing,$(call probe,liburing.h,-luring))
 $(call required,hwloc,$(call probe,hwloc.h,-lhwloc))
 $(call required,OpenMP,$(call probe,omp.h,))
@@ -56,15 +64,16 @@ $(call required,toml++,$(call probexx,toml++/toml.h,))
 endif
 libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lm -lpthread
 
-# kernels/host/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their own instruction sets.
+# kernels/host/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their own instruction
+# sets.
 isa_scalar :=
 isa_avx2   := -mavx2 -mfma -mf16c
 isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 isas       := scalar avx2 avx512
 
 isa_srcs := $(wildcard kernels/host/*_isa.c)
-lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c kernels/host/*.c \
-              offload/*.c engine/*.c))
+lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
+              kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
@@ -88,7 +97,8 @@ $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 
 $(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)
 $(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)
-# Element-wise loops over one span: the compiler may vectorise them; no reduction is reordered by -O3.
+# Element-wise loops over one span: the compiler may vectorise them; no reduction is reordered by
+# -O3.
 $(O)/cpu_adam/adam_%.c.o: speed = -O3
 $(O)/kernels/host/%.o:    speed = -O3
 ifneq ($(filter asan tsan debug,$(CONFIG)),)
@@ -113,9 +123,54 @@ $(O)/%_isa.$(1).o: %_isa.c Makefile
 endef
 $(foreach i,$(isas),$(eval $(call isa_rule,$(i))))
 
+# Targets that run something build through one more make, so that `make test` alone uses all cores.
+JOBS   ?= $(shell nproc 2>/dev/null || echo 1)
+build   = +$(Q)$(MAKE) --no-print-directory CONFIG=$(CONFIG) -j$(JOBS)
+
+help:
+	@echo 'make                the program: build/spillway'
+	@echo 'make deps           installs what is missing (apt; sudo when not root) and says what'
+	@echo 'make quickstart     deps, build, then fine-tunes the bundled model for two minutes at most'
+	@echo 'make test           builds and runs every test; STRICT=1 makes a skip a failure;'
+	@echo '                    TESTS="test_adam same_bits" runs only those'
+	@echo 'make test CONFIG=asan, CONFIG=tsan    the same under the sanitizers'
+	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
+	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
+	@echo 'make format         clang-format over the sources; format-check only looks'
+	@echo 'make tidy           the rules of the tree: lengths, names, words, every test run'
+	@echo 'make clean          removes build/'
+	@echo 'CONFIG=release|debug|poison|asan|tsan chooses the build, V=1 shows the commands.'
+
+deps:
+	@scripts/deps.sh $(DEPS)
+
+quickstart: deps
+	$(build) all
+	@scripts/quickstart.sh
+
+test:
+	$(build) tests
+	@python3 tests/run.py --config $(CONFIG) $(TESTS)
+
+check-broken:
+	$(build) CONFIG=release tests
+	@python3 tests/check_broken.py $(VARIANTS)
+
+check-long:
+	@scripts/check-long.sh $(CHECKS)
+
+format:
+	@scripts/format.sh -i
+
+format-check:
+	@scripts/format.sh --dry-run -Werror
+
+tidy:
+	@python3 tests/tidy.py
+
 clean:
 	rm -rf build
 
-.PHONY: all tests clean
+.PHONY: all tests help deps quickstart test check-broken check-long format format-check tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -69,6 +69,16 @@ void sw_model_close(struct sw_model *model);
 void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
                    float *out);
 
+/* The files that hold the weights, for reports. */
+struct sw_model_file {
+    const char *name;  /* without its folder; lives as long as the model is open */
+    const char *dtype; /* "BF16", "F16", "F32" or "mixed" */
+    uint64_t bytes;
+    uint32_t tensors;
+};
+uint32_t sw_model_file_count(const struct sw_model *model);
+struct sw_model_file sw_model_file(const struct sw_model *model, uint32_t i);
+
 /* A hash over names, shapes and the files' sizes and headers: says "the same model files". */
 uint64_t sw_model_fingerprint(const struct sw_model *model);
 

@@ -7,10 +7,10 @@
 #include <stdint.h>
 #include "base/bf16.h"
 #include "engine/data.h"
+#include "offload/placement.h"
 
 enum sw_schedule { SW_SCHEDULE_CONSTANT, SW_SCHEDULE_LINEAR, SW_SCHEDULE_COSINE };
 enum sw_decay { SW_DECAY_MATRICES, SW_DECAY_ALL };
-enum sw_tier { SW_TIER_DEVICE, SW_TIER_HOST, SW_TIER_NVME };
 enum sw_overlap { SW_OVERLAP_AUTO, SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD };
 
 enum { SW_NVME_FOLDERS_MAX = 64 };
@@ -49,7 +49,6 @@ void sw_train_defaults(struct sw_train_options *options);
  * cosine from lr down to min_lr over the steps after the warm-up. warmup and steps resolved. */
 double sw_learning_rate(const struct sw_train_options *options, uint64_t step);
 
-const char *sw_tier_name(enum sw_tier tier);
 const char *sw_overlap_name(enum sw_overlap overlap);
 
 #endif

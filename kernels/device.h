@@ -92,6 +92,7 @@ struct sw_device_ops {
 
     int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
+    int (*copy_d2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*zero)(struct sw_stream *s, void *dst, uint64_t bytes);
 
     /* out[i] = table[tokens[i]]: out [n][width], table [vocab][width], tokens int32 [n]. */

@@ -1,0 +1,477 @@
+/* engine/executor.c - lane threads, their counters, and the ring of runs. */
+#include "engine/executor.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include "base/log.h"
+
+/* Turns that events must outlive: a task waits for this turn's or the one before's. */
+enum { EVENT_TURNS = SW_RUNS_ACTIVE_MAX + 1 };
+
+struct lane {
+    struct sw_executor *ex;
+    enum sw_lane id;
+    pthread_t thread;
+    int started;
+    struct sw_stream *stream;  /* device lanes */
+    struct sw_event **events;  /* by task, modulo event_count */
+    uint64_t event_count;
+    /* Tasks over (host lanes) or submitted (device lanes), counted over all runs. */
+    _Atomic uint64_t count;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int waiters;
+};
+
+struct sw_executor {
+    struct sw_device_handle device;
+    struct sw_executor_ops ops;
+    void *ctx;
+    struct lane lanes[SW_LANE_COUNT];
+    _Atomic int error; /* 0 or the first -errno */
+
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t pushed, progress;
+    struct sw_run runs[SW_RUNS_KEPT];
+    uint64_t pushed_count, ended_count; /* runs */
+    uint64_t events_seen, events_told;  /* progress */
+    int closing;
+    uint64_t total[SW_LANE_COUNT]; /* tasks pushed */
+    uint64_t slot_total, emit_total;
+};
+
+uint64_t sw_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static int error_of(struct sw_executor *ex) { return atomic_load(&ex->error); }
+
+void sw_executor_abort(struct sw_executor *ex, int error) {
+    assert(error < 0);
+    int none = 0;
+    atomic_compare_exchange_strong(&ex->error, &none, error);
+    for (int l = 0; l < SW_LANE_COUNT; l++) {
+        pthread_mutex_lock(&ex->lanes[l].lock);
+        pthread_cond_broadcast(&ex->lanes[l].changed);
+        pthread_mutex_unlock(&ex->lanes[l].lock);
+    }
+    pthread_mutex_lock(&ex->lock);
+    ex->events_told++;
+    pthread_cond_broadcast(&ex->pushed);
+    pthread_cond_broadcast(&ex->progress);
+    pthread_mutex_unlock(&ex->lock);
+}
+
+/* ---- counters ---- */
+
+static void lane_advance(struct lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    atomic_fetch_add(&lane->count, 1);
+    if (lane->waiters) pthread_cond_broadcast(&lane->changed);
+    pthread_mutex_unlock(&lane->lock);
+}
+
+/* Waits until the lane has done (submitted) `count` tasks. 0, or the error that aborted. */
+static int lane_wait(struct lane *lane, uint64_t count) {
+    if (atomic_load(&lane->count) >= count) return error_of(lane->ex);
+    pthread_mutex_lock(&lane->lock);
+    lane->waiters++;
+    while (atomic_load(&lane->count) < count && !error_of(lane->ex))
+        pthread_cond_wait(&lane->changed, &lane->lock);
+    lane->waiters--;
+    pthread_mutex_unlock(&lane->lock);
+    return error_of(lane->ex);
+}
+
+static uint64_t dep_count(const struct sw_run *run, const struct sw_dep *dep) {
+    const uint64_t base = dep->turn == 0 ? run->base[dep->lane] : run->base_before[dep->lane];
+    return base + (uint64_t)dep->index + 1;
+}
+
+static int deps_ready(struct lane *lane, const struct sw_run *run, const struct sw_task *task) {
+    for (uint32_t d = 0; d < task->dep_count; d++) {
+        const struct sw_dep *dep = &task->deps[d];
+        if (atomic_load(&lane->ex->lanes[dep->lane].count) < dep_count(run, dep)) return 0;
+    }
+    return 1;
+}
+
+static struct sw_event *event_of(struct lane *lane, uint64_t count) {
+    return lane->events[(count - 1) % lane->event_count];
+}
+
+/* Host predecessors are over on return; device predecessors are over too for a host lane, and for
+ * a device lane the stream waits for them. */
+static int wait_deps(struct lane *lane, const struct sw_run *run, const struct sw_task *task) {
+    struct sw_executor *ex = lane->ex;
+    int ret = error_of(ex);
+    for (uint32_t d = 0; d < task->dep_count && ret == 0; d++) {
+        const struct sw_dep *dep = &task->deps[d];
+        struct lane *other = &ex->lanes[dep->lane];
+        const uint64_t count = dep_count(run, dep);
+        ret = lane_wait(other, count);
+        if (ret < 0 || !sw_lane_on_device((enum sw_lane)dep->lane)) continue;
+        struct sw_event *event = event_of(other, count);
+        ret = lane->stream ? ex->device.ops->stream_wait(lane->stream, event)
+                           : ex->device.ops->event_wait(event);
+    }
+    return ret;
+}
+
+/* ---- runs ---- */
+
+/* The lane's next run, or NULL when closing or aborted. `wait` 0: NULL also when none is there. */
+static struct sw_run *next_run(struct sw_executor *ex, uint64_t number, int wait) {
+    struct sw_run *run = NULL;
+    pthread_mutex_lock(&ex->lock);
+    while (wait && ex->pushed_count <= number && !ex->closing && !error_of(ex))
+        pthread_cond_wait(&ex->pushed, &ex->lock);
+    if (ex->pushed_count > number && !error_of(ex)) run = &ex->runs[number % SW_RUNS_KEPT];
+    pthread_mutex_unlock(&ex->lock);
+    return run;
+}
+
+static void leave_run(struct sw_executor *ex, struct sw_run *run) {
+    pthread_mutex_lock(&ex->lock);
+    if (--run->lanes_left == 0) {
+        ex->ended_count++;
+        ex->events_told++;
+        pthread_cond_broadcast(&ex->progress);
+    }
+    pthread_mutex_unlock(&ex->lock);
+}
+
+static void complete(struct lane *lane, struct sw_run *run, uint32_t task, uint64_t start,
+                     uint64_t end) {
+    run->start_ns[task] = start;
+    run->end_ns[task] = end;
+    lane->ex->ops.done(lane->ex->ctx, run, &run->turn->tasks[task]);
+    lane_advance(lane);
+}
+
+/* ---- lanes that run one task at a time ---- */
+
+static int run_task(struct lane *lane, struct sw_run *run, uint32_t index) {
+    struct sw_executor *ex = lane->ex;
+    const struct sw_task *task = &run->turn->tasks[index];
+    int ret = wait_deps(lane, run, task);
+    if (ret < 0) return ret;
+    const uint64_t start = sw_now_ns();
+    ret = ex->ops.run(ex->ctx, run, task, lane->stream);
+    if (ret == 0 && lane->stream)
+        ret = ex->device.ops->event_record(event_of(lane, atomic_load(&lane->count) + 1),
+                                           lane->stream);
+    if (ret < 0) return ret;
+    complete(lane, run, index, start, sw_now_ns());
+    return 0;
+}
+
+static void *lane_main(void *arg) {
+    struct lane *lane = arg;
+    struct sw_executor *ex = lane->ex;
+    for (uint64_t number = 0;; number++) {
+        struct sw_run *run = next_run(ex, number, 1);
+        if (!run) return NULL;
+        for (uint32_t i = 0; i < run->turn->lane_count[lane->id]; i++) {
+            const int ret = run_task(lane, run, run->turn->lane_tasks[lane->id][i]);
+            if (ret == 0) continue;
+            sw_executor_abort(ex, ret);
+            return NULL;
+        }
+        leave_run(ex, run);
+    }
+}
+
+/* ---- lanes with several tasks in flight ---- */
+
+struct flight {
+    struct sw_run *run;
+    uint32_t task;
+    int at_once; /* needed no I/O */
+    int last;    /* of this lane in its run */
+    uint64_t start_ns;
+};
+
+struct flights {
+    struct flight ring[SW_LANE_IN_FLIGHT_MAX];
+    uint32_t first, count;
+    uint64_t end_ns; /* of the last completion: busy time must not count twice */
+};
+
+static void land(struct lane *lane, struct flights *f) {
+    struct flight *flight = &f->ring[f->first];
+    const uint64_t now = sw_now_ns();
+    const uint64_t start = flight->start_ns > f->end_ns ? flight->start_ns : f->end_ns;
+    complete(lane, flight->run, flight->task, start, now);
+    f->end_ns = now;
+    if (flight->last) leave_run(lane->ex, flight->run);
+    f->first = (f->first + 1) % SW_LANE_IN_FLIGHT_MAX;
+    f->count--;
+}
+
+/* Completes what needed no I/O and stands in front; then waits for one that did. */
+static int land_some(struct lane *lane, struct flights *f) {
+    if (f->ring[f->first].at_once) {
+        land(lane, f);
+        return 0;
+    }
+    int landed = lane->ex->ops.finish(lane->ex->ctx, lane->id, f->count);
+    if (landed < 0) return landed;
+    while (f->count > 0 && (landed > 0 || f->ring[f->first].at_once)) {
+        if (!f->ring[f->first].at_once) landed--;
+        land(lane, f);
+    }
+    return 0;
+}
+
+static int take_off(struct lane *lane, struct flights *f, struct sw_run *run, uint32_t position) {
+    const uint32_t index = run->turn->lane_tasks[lane->id][position];
+    int ret = wait_deps(lane, run, &run->turn->tasks[index]);
+    if (ret < 0) return ret;
+    struct flight *flight = &f->ring[(f->first + f->count) % SW_LANE_IN_FLIGHT_MAX];
+    *flight = (struct flight){.run = run,
+                              .task = index,
+                              .last = position + 1 == run->turn->lane_count[lane->id],
+                              .start_ns = sw_now_ns()};
+    ret = lane->ex->ops.start(lane->ex->ctx, run, &run->turn->tasks[index]);
+    if (ret < 0) return ret;
+    flight->at_once = ret == 1;
+    f->count++;
+    return 0;
+}
+
+static void *flight_lane_main(void *arg) {
+    struct lane *lane = arg;
+    struct sw_executor *ex = lane->ex;
+    struct flights flights = {0};
+    struct sw_run *run = NULL;
+    uint64_t number = 0;
+    uint32_t position = 0;
+    int ret = 0;
+    while (ret == 0) {
+        if (!run) {
+            run = next_run(ex, number, flights.count == 0);
+            if (!run && flights.count == 0) return NULL;
+            if (run && run->turn->lane_count[lane->id] == 0) {
+                leave_run(ex, run);
+                run = NULL;
+                number++;
+                continue;
+            }
+            position = 0;
+        }
+        /* Ahead while the next task could start now; else the oldest in flight is awaited. */
+        if (run && flights.count < SW_LANE_IN_FLIGHT_MAX &&
+            (flights.count == 0 ||
+             deps_ready(lane, run, &run->turn->tasks[run->turn->lane_tasks[lane->id][position]]))) {
+            ret = take_off(lane, &flights, run, position);
+            if (++position == run->turn->lane_count[lane->id]) {
+                run = NULL;
+                number++;
+            }
+        } else {
+            ret = land_some(lane, &flights);
+        }
+    }
+    sw_executor_abort(ex, ret);
+    return NULL;
+}
+
+/* ---- life ---- */
+
+static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max) {
+    struct lane *lane = &ex->lanes[id];
+    const struct sw_device_ops *ops = ex->device.ops;
+    if (sw_lane_on_device(id)) {
+        int ret = ops->stream_create(ex->device.device, &lane->stream);
+        lane->events = calloc((size_t)lane_max * EVENT_TURNS, sizeof(*lane->events));
+        if (!lane->events) ret = -ENOMEM;
+        while (ret == 0 && lane->event_count < (uint64_t)lane_max * EVENT_TURNS) {
+            ret = ops->event_create(ex->device.device, &lane->events[lane->event_count]);
+            if (ret == 0) lane->event_count++;
+        }
+        if (ret < 0) return ret;
+    }
+    const int flight = id == SW_LANE_NVME_READ || id == SW_LANE_NVME_WRITE;
+    const int ret = pthread_create(&lane->thread, NULL, flight ? flight_lane_main : lane_main, lane);
+    if (ret) {
+        sw_error("cannot start the %s lane's thread: %s", sw_lane_name(id), strerror(ret));
+        return -ret;
+    }
+    lane->started = 1;
+    return 0;
+}
+
+int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
+                     const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
+                     uint32_t lane_max) {
+    struct sw_executor *ex = calloc(1, sizeof(*ex));
+    if (!ex) return -ENOMEM;
+    ex->device = *device;
+    ex->ops = *ops;
+    ex->ctx = ctx;
+    pthread_mutex_init(&ex->lock, NULL);
+    pthread_cond_init(&ex->pushed, NULL);
+    pthread_cond_init(&ex->progress, NULL);
+    for (int l = 0; l < SW_LANE_COUNT; l++) {
+        ex->lanes[l].ex = ex;
+        ex->lanes[l].id = (enum sw_lane)l;
+        pthread_mutex_init(&ex->lanes[l].lock, NULL);
+        pthread_cond_init(&ex->lanes[l].changed, NULL);
+    }
+    int ret = 0;
+    for (int i = 0; i < SW_RUNS_KEPT && ret == 0; i++) {
+        ex->runs[i].start_ns = calloc(tasks_max, sizeof(uint64_t));
+        ex->runs[i].end_ns = calloc(tasks_max, sizeof(uint64_t));
+        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns) ret = -ENOMEM;
+    }
+    for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
+        ret = open_lane(ex, (enum sw_lane)l, lane_max);
+    if (ret < 0) {
+        sw_executor_close(ex);
+        return ret;
+    }
+    *out = ex;
+    return 0;
+}
+
+void sw_executor_close(struct sw_executor *ex) {
+    if (!ex) return;
+    pthread_mutex_lock(&ex->lock);
+    ex->closing = 1;
+    const int busy = ex->pushed_count > ex->ended_count;
+    pthread_cond_broadcast(&ex->pushed);
+    pthread_mutex_unlock(&ex->lock);
+    if (busy) sw_executor_abort(ex, -ECANCELED);
+    for (int l = 0; l < SW_LANE_COUNT; l++)
+        if (ex->lanes[l].started) pthread_join(ex->lanes[l].thread, NULL);
+    for (int l = 0; l < SW_LANE_COUNT; l++) {
+        struct lane *lane = &ex->lanes[l];
+        for (uint64_t i = 0; i < lane->event_count; i++)
+            ex->device.ops->event_destroy(lane->events[i]);
+        free(lane->events);
+        if (lane->stream) ex->device.ops->stream_destroy(lane->stream);
+        pthread_mutex_destroy(&lane->lock);
+        pthread_cond_destroy(&lane->changed);
+    }
+    for (int i = 0; i < SW_RUNS_KEPT; i++) {
+        free(ex->runs[i].start_ns);
+        free(ex->runs[i].end_ns);
+    }
+    pthread_mutex_destroy(&ex->lock);
+    pthread_cond_destroy(&ex->pushed);
+    pthread_cond_destroy(&ex->progress);
+    free(ex);
+}
+
+int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step, void *user) {
+    int ret = error_of(ex);
+    if (ret < 0) return ret;
+    pthread_mutex_lock(&ex->lock);
+    if (ex->pushed_count - ex->ended_count >= SW_RUNS_ACTIVE_MAX) {
+        pthread_mutex_unlock(&ex->lock);
+        return -EAGAIN;
+    }
+    struct sw_run *run = &ex->runs[ex->pushed_count % SW_RUNS_KEPT];
+    const struct sw_run *before =
+        ex->pushed_count ? &ex->runs[(ex->pushed_count - 1) % SW_RUNS_KEPT] : NULL;
+    run->turn = turn;
+    run->step = step;
+    run->user = user;
+    run->cancelled = 0;
+    run->lanes_left = SW_LANE_COUNT;
+    run->slot_base = ex->slot_total;
+    run->emit_base = ex->emit_total;
+    for (int l = 0; l < SW_LANE_COUNT; l++) {
+        run->base[l] = ex->total[l];
+        run->base_before[l] = before ? before->base[l] : 0;
+        ex->total[l] += turn->lane_count[l];
+    }
+    ex->slot_total += turn->slot_uses;
+    ex->emit_total += turn->emit_uses;
+    ex->pushed_count++;
+    pthread_cond_broadcast(&ex->pushed);
+    pthread_mutex_unlock(&ex->lock);
+    return 0;
+}
+
+int sw_executor_wait(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    while (ex->events_seen == ex->events_told) pthread_cond_wait(&ex->progress, &ex->lock);
+    ex->events_seen = ex->events_told;
+    pthread_mutex_unlock(&ex->lock);
+    return error_of(ex);
+}
+
+void sw_executor_nudge(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    ex->events_told++;
+    pthread_cond_broadcast(&ex->progress);
+    pthread_mutex_unlock(&ex->lock);
+}
+
+int sw_executor_idle(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    while (ex->ended_count < ex->pushed_count && !error_of(ex))
+        pthread_cond_wait(&ex->progress, &ex->lock);
+    pthread_mutex_unlock(&ex->lock);
+    int ret = error_of(ex);
+    for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
+        if (ex->lanes[l].stream) ret = ex->device.ops->stream_sync(ex->lanes[l].stream);
+    return ret;
+}
+
+/* ---- the step clock ---- */
+
+/* The predecessor within the turn that ended last, or -1. */
+static int64_t last_predecessor(const struct sw_run *run, const uint32_t *lane_position,
+                                uint32_t task) {
+    const struct sw_turn *turn = run->turn;
+    const struct sw_task *t = &turn->tasks[task];
+    int64_t best = -1;
+    if (lane_position[task] > 0) best = turn->lane_tasks[t->lane][lane_position[task] - 1];
+    for (uint32_t d = 0; d < t->dep_count; d++) {
+        if (t->deps[d].turn != 0) continue;
+        const uint32_t other = turn->lane_tasks[t->deps[d].lane][t->deps[d].index];
+        if (best < 0 || run->end_ns[other] > run->end_ns[best]) best = other;
+    }
+    return best;
+}
+
+enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]) {
+    const struct sw_turn *turn = run->turn;
+    memset(share, 0, SW_LANE_COUNT * sizeof(*share));
+    uint32_t *position = malloc((turn->task_count + 1) * sizeof(*position));
+    if (!position || turn->task_count == 0) {
+        free(position);
+        return SW_LANE_COMPUTE;
+    }
+    int64_t task = 0;
+    for (int l = 0; l < SW_LANE_COUNT; l++)
+        for (uint32_t i = 0; i < turn->lane_count[l]; i++)
+            position[turn->lane_tasks[l][i]] = i;
+    for (uint32_t i = 0; i < turn->task_count; i++)
+        if (run->end_ns[i] > run->end_ns[task]) task = i;
+    double total = 0;
+    while (task >= 0) {
+        const int64_t before = last_predecessor(run, position, (uint32_t)task);
+        const double busy = (double)(run->end_ns[task] - run->start_ns[task]);
+        share[turn->tasks[task].lane] += busy;
+        total += busy;
+        task = before;
+    }
+    free(position);
+    enum sw_lane clock = SW_LANE_COMPUTE;
+    for (int l = 0; l < SW_LANE_COUNT; l++) {
+        if (total > 0) share[l] /= total;
+        if (share[l] > share[clock]) clock = (enum sw_lane)l;
+    }
+    return clock;
+}

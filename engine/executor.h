@@ -1,0 +1,69 @@
+/* engine/executor.h - runs turns on real lanes.
+ *
+ * One thread per lane takes the lane's tasks in order, turn after turn, and waits for each task's
+ * dependencies; lanes run ahead into the next pushed turn as far as those allow. Device lanes submit
+ * ahead: a dependency on a device task is met once that task is submitted, and the stream then waits
+ * for its event; host lanes wait for the event itself, without spinning. The NVMe lanes keep several
+ * tasks in flight and complete them in order. The first error aborts: every wait ends, and push and
+ * idle return it.
+ * Threads: push, wait and idle belong to one thread, the trainer's. */
+#ifndef ENGINE_EXECUTOR_H
+#define ENGINE_EXECUTOR_H
+#include <stdint.h>
+#include "engine/turn.h"
+#include "kernels/device.h"
+
+enum { SW_RUNS_ACTIVE_MAX = 2, SW_RUNS_KEPT = 4, SW_LANE_IN_FLIGHT_MAX = 8 };
+
+/* One turn on its way. Valid until SW_RUNS_KEPT further pushes. */
+struct sw_run {
+    const struct sw_turn *turn;
+    uint64_t step;                 /* of the turn; the last one trained for a drain */
+    uint64_t slot_base, emit_base; /* uses of the rings by earlier runs */
+    int cancelled;                 /* set by the first BATCH; what is not late then does nothing */
+    void *user;                    /* the trainer's */
+    uint64_t *start_ns, *end_ns;   /* by task; busy time, without waiting */
+
+    uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
+    uint32_t lanes_left;
+};
+
+struct sw_executor_ops {
+    /* Does a task of a host lane, or enqueues a device lane's on the stream. 0 or -errno. */
+    int (*run)(void *ctx, struct sw_run *run, const struct sw_task *task, struct sw_stream *stream);
+    /* NVMe lanes: starts a task. 0: in flight; 1: done at once; or -errno. */
+    int (*start)(void *ctx, struct sw_run *run, const struct sw_task *task);
+    /* Waits for at least one started task of the lane; the count that completed, in order. */
+    int (*finish)(void *ctx, enum sw_lane lane, uint32_t max);
+    /* After each task, from its lane's thread. */
+    void (*done)(void *ctx, struct sw_run *run, const struct sw_task *task);
+};
+
+struct sw_executor;
+
+/* tasks_max and lane_max: the largest turn's count of tasks, and of one lane's. */
+int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
+                     const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
+                     uint32_t lane_max);
+void sw_executor_close(struct sw_executor *ex); /* NULL is fine; aborts what still runs */
+
+/* Starts a turn behind those that run. 0, -EAGAIN (SW_RUNS_ACTIVE_MAX are active: wait), or the
+ * error that aborted the executor. */
+int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step, void *user);
+
+/* Waits until a run has ended or sw_executor_nudge() was called since the last wait. 0, or the error. */
+int sw_executor_wait(struct sw_executor *ex);
+void sw_executor_nudge(struct sw_executor *ex); /* any thread */
+
+/* Waits until every pushed turn has ended. The next turn must be one built without a predecessor. */
+int sw_executor_idle(struct sw_executor *ex);
+
+void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
+
+uint64_t sw_now_ns(void);
+
+/* The step clock of a run that has ended: walks back from the task that ended last to whichever
+ * predecessor ended last; share[lane] is the lane's part of the path. Returns the largest. */
+enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]);
+
+#endif

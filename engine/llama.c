@@ -1,0 +1,332 @@
+/* engine/llama.c - the decoder's units, written as the sequence of operators that they are. */
+#include "engine/llama.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include "base/size.h"
+
+enum { BUFFER_ALIGN = 4096, HEAD_LOGITS_BYTES_MAX = 32000000 };
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const int try_ret = (call);                                                                \
+        if (try_ret < 0) return try_ret;                                                           \
+    } while (0)
+
+/* ---- workspace ---- */
+
+uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens) {
+    uint64_t slice = HEAD_LOGITS_BYTES_MAX / ((uint64_t)model->config.vocab * sizeof(float));
+    if (slice < 16) slice = 16;
+    return slice < tokens ? slice : tokens;
+}
+
+/* Takes `bytes` from the workspace; with base NULL only the size is counted. */
+static void *take(char *base, uint64_t *used, uint64_t bytes) {
+    void *p = base ? base + *used : NULL;
+    *used += sw_round_up(bytes, BUFFER_ALIGN);
+    return p;
+}
+
+static uint64_t scratch_bytes(const struct sw_llama *l, struct sw_device *device) {
+    const uint64_t a = l->ops->attention_scratch_bytes(device, &l->attention);
+    const uint64_t b = l->ops->rmsnorm_scratch_bytes(device, l->tokens, l->model->config.hidden);
+    return a > b ? a : b;
+}
+
+static uint64_t lay_out(struct sw_llama *l, struct sw_device *device, char *base) {
+    const struct sw_model_config *c = &l->model->config;
+    const uint64_t element = sw_dtype_bytes(l->dtype), n = l->tokens;
+    const uint64_t hidden = n * c->hidden * element;
+    const uint64_t queries = n * c->heads * c->head_dim * element;
+    const uint64_t keys = n * c->kv_heads * c->head_dim * element;
+    const uint64_t inner = n * c->intermediate * element;
+    uint64_t used = 0;
+    l->norm1 = take(base, &used, hidden);
+    l->q = take(base, &used, queries);
+    l->k = take(base, &used, keys);
+    l->v = take(base, &used, keys);
+    l->att = take(base, &used, queries);
+    l->mid = take(base, &used, hidden);
+    l->norm2 = take(base, &used, hidden);
+    l->gate = take(base, &used, inner);
+    l->up = take(base, &used, inner);
+    l->act = take(base, &used, inner);
+    l->d_norm = take(base, &used, hidden);
+    l->d_att = take(base, &used, queries);
+    l->d_q = take(base, &used, queries);
+    l->d_k = take(base, &used, keys);
+    l->d_v = take(base, &used, keys);
+    l->rstd1 = take(base, &used, n * sizeof(float));
+    l->rstd2 = take(base, &used, n * sizeof(float));
+    l->lse = take(base, &used, n * c->heads * sizeof(float));
+    l->rope_cos = take(base, &used, l->time * c->head_dim / 2 * sizeof(float));
+    l->rope_sin = take(base, &used, l->time * c->head_dim / 2 * sizeof(float));
+    l->losses = take(base, &used, n * sizeof(float));
+    l->logits = take(base, &used, l->head_slice * c->vocab * sizeof(float));
+    l->d_logits = l->dtype == SW_FP32 ? l->logits
+                                      : take(base, &used, l->head_slice * c->vocab * element);
+    l->head_norm = take(base, &used, l->head_slice * c->hidden * element);
+    l->d_head_norm = take(base, &used, l->head_slice * c->hidden * element);
+    l->scratch = take(base, &used, scratch_bytes(l, device));
+    return used;
+}
+
+static void describe(struct sw_llama *l, const struct sw_model *model,
+                     const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
+                     uint64_t time) {
+    const struct sw_model_config *c = &model->config;
+    *l = (struct sw_llama){
+        .ops = device->ops,
+        .model = model,
+        .dtype = dtype,
+        .batch = batch,
+        .time = time,
+        .tokens = batch * time,
+        .head_slice = sw_llama_head_slice(model, batch * time),
+        .attention = {.batch = (uint32_t)batch,
+                      .time = (uint32_t)time,
+                      .heads = c->heads,
+                      .kv_heads = c->kv_heads,
+                      .head_dim = c->head_dim,
+                      .scale = (float)(1.0 / sqrt(c->head_dim))},
+    };
+}
+
+uint64_t sw_llama_workspace_bytes(const struct sw_model *model, const struct sw_device_handle *device,
+                                  enum sw_dtype dtype, uint64_t batch, uint64_t time) {
+    struct sw_llama l;
+    describe(&l, model, device, dtype, batch, time);
+    return lay_out(&l, device->device, NULL);
+}
+
+/* ---- rotary embedding ---- */
+
+void sw_llama_rope_frequencies(const struct sw_model_config *c, double *frequencies) {
+    const double tau = 6.283185307179586476925287;
+    for (uint32_t i = 0; i < c->head_dim / 2; i++) {
+        double f = pow(c->rope_theta, -2.0 * i / c->head_dim);
+        if (c->rope_kind == SW_ROPE_LINEAR) {
+            f /= c->rope_factor;
+        } else if (c->rope_kind == SW_ROPE_LLAMA3) {
+            const double wavelength = tau / f;
+            const double turns = c->rope_original_positions / wavelength;
+            if (turns < c->rope_low_freq_factor) {
+                f /= c->rope_factor;
+            } else if (turns <= c->rope_high_freq_factor) {
+                const double smooth = (turns - c->rope_low_freq_factor) /
+                                      (c->rope_high_freq_factor - c->rope_low_freq_factor);
+                f = (1 - smooth) * f / c->rope_factor + smooth * f;
+            }
+        }
+        frequencies[i] = f;
+    }
+}
+
+static int upload_angles(struct sw_llama *l, struct sw_stream *stream) {
+    const uint64_t half = l->model->config.head_dim / 2, count = l->time * half;
+    float *table = malloc(2 * count * sizeof(*table));
+    double *frequencies = malloc(half * sizeof(*frequencies));
+    int ret = -ENOMEM;
+    if (table && frequencies) {
+        sw_llama_rope_frequencies(&l->model->config, frequencies);
+        for (uint64_t t = 0; t < l->time; t++)
+            for (uint64_t i = 0; i < half; i++) {
+                table[t * half + i] = (float)cos((double)t * frequencies[i]);
+                table[count + t * half + i] = (float)sin((double)t * frequencies[i]);
+            }
+        ret = l->ops->copy_h2d(stream, l->rope_cos, table, count * sizeof(*table));
+        if (ret == 0) ret = l->ops->copy_h2d(stream, l->rope_sin, table + count, count * sizeof(*table));
+        if (ret == 0) ret = l->ops->stream_sync(stream);
+    }
+    free(frequencies);
+    free(table);
+    return ret;
+}
+
+int sw_llama_open(struct sw_llama *l, const struct sw_model *model,
+                  const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
+                  uint64_t time, void *workspace, struct sw_stream *stream) {
+    describe(l, model, device, dtype, batch, time);
+    lay_out(l, device->device, workspace);
+    return upload_angles(l, stream);
+}
+
+/* ---- helpers ---- */
+
+static const void *tensor_at(const struct sw_llama *l, const struct sw_unit *unit,
+                             const void *weights, int tensor) {
+    return (const char *)weights + unit->tensors[tensor].first * sw_dtype_bytes(l->dtype);
+}
+
+/* y[n][rows] = x[n][cols] w[rows][cols]^T, added to y when accumulate. */
+static int project(const struct sw_llama *l, struct sw_stream *s, void *y, const void *x,
+                   const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
+    const struct sw_gemm g = {.m = n, .n = rows, .k = cols, .trans_b = 1, .accumulate = accumulate,
+                              .a = x, .a_dtype = l->dtype, .lda = cols,
+                              .b = w, .b_dtype = l->dtype, .ldb = cols,
+                              .c = y, .c_dtype = l->dtype, .ldc = rows};
+    return l->ops->gemm(s, &g);
+}
+
+/* dx[n][cols] (+)= dy[n][rows] w[rows][cols] */
+static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx, const void *dy,
+                        const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
+    const struct sw_gemm g = {.m = n, .n = cols, .k = rows, .accumulate = accumulate,
+                              .a = dy, .a_dtype = l->dtype, .lda = rows,
+                              .b = w, .b_dtype = l->dtype, .ldb = cols,
+                              .c = dx, .c_dtype = l->dtype, .ldc = cols};
+    return l->ops->gemm(s, &g);
+}
+
+/* dw[rows][cols] (+)= dy[n][rows]^T x[n][cols], in FP32 */
+static int weight_gradient(const struct sw_llama *l, struct sw_stream *s, float *dw, const void *dy,
+                           const void *x, uint64_t n, uint64_t rows, uint64_t cols,
+                           int accumulate) {
+    const struct sw_gemm g = {.m = rows, .n = cols, .k = n, .trans_a = 1, .accumulate = accumulate,
+                              .a = dy, .a_dtype = l->dtype, .lda = rows,
+                              .b = x, .b_dtype = l->dtype, .ldb = cols,
+                              .c = dw, .c_dtype = SW_FP32, .ldc = cols};
+    return l->ops->gemm(s, &g);
+}
+
+static int rotate(const struct sw_llama *l, struct sw_stream *s, void *q, void *k, int inverse) {
+    const struct sw_model_config *c = &l->model->config;
+    TRY(l->ops->rope(s, l->dtype, q, l->rope_cos, l->rope_sin, l->tokens, l->time, c->heads,
+                     c->head_dim, inverse));
+    return l->ops->rope(s, l->dtype, k, l->rope_cos, l->rope_sin, l->tokens, l->time, c->kv_heads,
+                        c->head_dim, inverse);
+}
+
+/* ---- units ---- */
+
+int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const void *weights,
+                   const int32_t *tokens, void *out) {
+    return l->ops->embed(s, l->dtype, out, weights, tokens, l->tokens, l->model->config.hidden);
+}
+
+/* Everything of a layer up to `act`; mid is the sum after attention. */
+static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
+                        const void *weights, const void *x) {
+    const struct sw_model_config *c = &l->model->config;
+    const struct sw_device_ops *ops = l->ops;
+    const uint64_t n = l->tokens, hidden = c->hidden, inner = c->intermediate;
+    const uint64_t queries = (uint64_t)c->heads * c->head_dim;
+    const uint64_t keys = (uint64_t)c->kv_heads * c->head_dim;
+#define W(t) tensor_at(l, unit, weights, (t))
+    TRY(ops->rmsnorm(s, l->dtype, l->norm1, l->rstd1, x, W(SW_LAYER_NORM1), n, hidden, c->rms_eps));
+    TRY(project(l, s, l->q, l->norm1, W(SW_LAYER_Q), n, queries, hidden, 0));
+    TRY(project(l, s, l->k, l->norm1, W(SW_LAYER_K), n, keys, hidden, 0));
+    TRY(project(l, s, l->v, l->norm1, W(SW_LAYER_V), n, keys, hidden, 0));
+    TRY(rotate(l, s, l->q, l->k, 0));
+    TRY(ops->attention(s, l->dtype, &l->attention, l->att, l->lse, l->q, l->k, l->v, l->scratch));
+    TRY(ops->copy_d2d(s, l->mid, x, n * hidden * sw_dtype_bytes(l->dtype)));
+    TRY(project(l, s, l->mid, l->att, W(SW_LAYER_O), n, hidden, queries, 1));
+    TRY(ops->rmsnorm(s, l->dtype, l->norm2, l->rstd2, l->mid, W(SW_LAYER_NORM2), n, hidden,
+                     c->rms_eps));
+    TRY(project(l, s, l->gate, l->norm2, W(SW_LAYER_GATE), n, inner, hidden, 0));
+    TRY(project(l, s, l->up, l->norm2, W(SW_LAYER_UP), n, inner, hidden, 0));
+    return ops->swiglu(s, l->dtype, l->act, l->gate, l->up, n * inner);
+#undef W
+}
+
+int sw_llama_layer(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
+                   const void *weights, const void *x, void *out) {
+    const struct sw_model_config *c = &l->model->config;
+    TRY(layer_inside(l, s, unit, weights, x));
+    TRY(l->ops->copy_d2d(s, out, l->mid, l->tokens * c->hidden * sw_dtype_bytes(l->dtype)));
+    return project(l, s, out, l->act, tensor_at(l, unit, weights, SW_LAYER_DOWN), l->tokens,
+                   c->hidden, c->intermediate, 1);
+}
+
+/* dx: gradient of the output, becomes that of mid. */
+static int mlp_backward(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
+                        const void *weights, float *acc, int add, void *dx) {
+    const struct sw_model_config *c = &l->model->config;
+    const uint64_t n = l->tokens, hidden = c->hidden, inner = c->intermediate;
+#define W(t) tensor_at(l, unit, weights, (t))
+#define DW(t) (acc + unit->tensors[t].first)
+    TRY(weight_gradient(l, s, DW(SW_LAYER_DOWN), dx, l->act, n, hidden, inner, add));
+    TRY(project_back(l, s, l->act, dx, W(SW_LAYER_DOWN), n, hidden, inner, 0));
+    TRY(l->ops->swiglu_backward(s, l->dtype, l->gate, l->up, l->act, l->gate, l->up, n * inner));
+    TRY(weight_gradient(l, s, DW(SW_LAYER_GATE), l->gate, l->norm2, n, inner, hidden, add));
+    TRY(weight_gradient(l, s, DW(SW_LAYER_UP), l->up, l->norm2, n, inner, hidden, add));
+    TRY(project_back(l, s, l->d_norm, l->gate, W(SW_LAYER_GATE), n, inner, hidden, 0));
+    TRY(project_back(l, s, l->d_norm, l->up, W(SW_LAYER_UP), n, inner, hidden, 1));
+    return l->ops->rmsnorm_backward(s, l->dtype, dx, 1, DW(SW_LAYER_NORM2), add, l->d_norm, l->mid,
+                                    W(SW_LAYER_NORM2), l->rstd2, n, hidden, l->scratch);
+}
+
+/* dx: gradient of mid, becomes that of the layer's input x. */
+static int attention_backward(const struct sw_llama *l, struct sw_stream *s,
+                              const struct sw_unit *unit, const void *weights, float *acc, int add,
+                              const void *x, void *dx) {
+    const struct sw_model_config *c = &l->model->config;
+    const uint64_t n = l->tokens, hidden = c->hidden;
+    const uint64_t queries = (uint64_t)c->heads * c->head_dim;
+    const uint64_t keys = (uint64_t)c->kv_heads * c->head_dim;
+    TRY(weight_gradient(l, s, DW(SW_LAYER_O), dx, l->att, n, hidden, queries, add));
+    TRY(project_back(l, s, l->d_att, dx, W(SW_LAYER_O), n, hidden, queries, 0));
+    TRY(l->ops->attention_backward(s, l->dtype, &l->attention, l->d_q, l->d_k, l->d_v, l->d_att,
+                                   l->att, l->lse, l->q, l->k, l->v, l->scratch));
+    TRY(rotate(l, s, l->d_q, l->d_k, 1));
+    TRY(weight_gradient(l, s, DW(SW_LAYER_Q), l->d_q, l->norm1, n, queries, hidden, add));
+    TRY(weight_gradient(l, s, DW(SW_LAYER_K), l->d_k, l->norm1, n, keys, hidden, add));
+    TRY(weight_gradient(l, s, DW(SW_LAYER_V), l->d_v, l->norm1, n, keys, hidden, add));
+    TRY(project_back(l, s, l->d_norm, l->d_q, W(SW_LAYER_Q), n, queries, hidden, 0));
+    TRY(project_back(l, s, l->d_norm, l->d_k, W(SW_LAYER_K), n, keys, hidden, 1));
+    TRY(project_back(l, s, l->d_norm, l->d_v, W(SW_LAYER_V), n, keys, hidden, 1));
+    return l->ops->rmsnorm_backward(s, l->dtype, dx, 1, DW(SW_LAYER_NORM1), add, l->d_norm, x,
+                                    W(SW_LAYER_NORM1), l->rstd1, n, hidden, l->scratch);
+#undef W
+#undef DW
+}
+
+int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
+                            const struct sw_unit *unit, const void *weights, float *acc,
+                            int accumulate, const void *x, void *dx) {
+    TRY(layer_inside(l, s, unit, weights, x));
+    TRY(mlp_backward(l, s, unit, weights, acc, accumulate, dx));
+    return attention_backward(l, s, unit, weights, acc, accumulate, x, dx);
+}
+
+static int head_slice(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h,
+                      uint64_t first, uint64_t n, int add) {
+    const struct sw_model_config *c = &l->model->config;
+    const struct sw_device_ops *ops = l->ops;
+    const uint64_t hidden = c->hidden, vocab = c->vocab, element = sw_dtype_bytes(l->dtype);
+    const void *x = (const char *)h->x + first * hidden * element;
+    TRY(ops->rmsnorm(s, l->dtype, l->head_norm, l->rstd1, x, h->norm, n, hidden, c->rms_eps));
+    const struct sw_gemm logits = {.m = n, .n = vocab, .k = hidden, .trans_b = 1,
+                                   .a = l->head_norm, .a_dtype = l->dtype, .lda = hidden,
+                                   .b = h->matrix, .b_dtype = l->dtype, .ldb = hidden,
+                                   .c = l->logits, .c_dtype = SW_FP32, .ldc = vocab};
+    TRY(ops->gemm(s, &logits));
+    TRY(ops->cross_entropy(s, l->dtype, h->dx ? l->d_logits : NULL, l->losses + first, l->logits,
+                           h->targets + first, h->mask + first, h->scale, n, vocab));
+    if (!h->dx) return 0;
+    TRY(weight_gradient(l, s, h->d_matrix, l->d_logits, l->head_norm, n, vocab, hidden, add));
+    TRY(project_back(l, s, l->d_head_norm, l->d_logits, h->matrix, n, vocab, hidden, 0));
+    return ops->rmsnorm_backward(s, l->dtype, (char *)h->dx + first * hidden * element, 0, h->d_norm,
+                                 add, l->d_head_norm, x, h->norm, l->rstd1, n, hidden, l->scratch);
+}
+
+int sw_llama_head(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h) {
+    for (uint64_t first = 0; first < l->tokens; first += l->head_slice) {
+        const uint64_t left = l->tokens - first;
+        TRY(head_slice(l, s, h, first, left < l->head_slice ? left : l->head_slice,
+                       h->accumulate || first > 0));
+    }
+    return l->ops->sum(s, h->loss_sum, l->losses, l->tokens);
+}
+
+int sw_llama_embed_backward(const struct sw_llama *l, struct sw_stream *s, float *d_table,
+                            int accumulate, const int32_t *tokens, const void *dout) {
+    const struct sw_model_config *c = &l->model->config;
+    if (!accumulate)
+        TRY(l->ops->zero(s, d_table, (uint64_t)c->vocab * c->hidden * sizeof(*d_table)));
+    return l->ops->embed_backward(s, l->dtype, d_table, dout, tokens, l->tokens, c->hidden,
+                                  c->vocab);
+}

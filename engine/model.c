@@ -1,0 +1,212 @@
+/* engine/model.c - opens a model: its configuration, the units that follow from it, their values.
+ */
+#include "engine/model.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "engine/model_internal.h"
+
+enum { TENSOR_ALIGN = 128 }; /* elements: 256 bytes in BF16 */
+
+char *sw_model_path(const char *dir, const char *name) {
+    char *path;
+    return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
+}
+
+static void add_tensor(struct sw_unit *unit, const char *name, uint64_t rows, uint64_t cols) {
+    struct sw_tensor *tensor = &unit->tensors[unit->tensor_count++];
+    assert(unit->tensor_count <= SW_TENSORS_PER_UNIT_MAX);
+    snprintf(tensor->name, sizeof(tensor->name), "%s", name);
+    tensor->rows = rows;
+    tensor->cols = cols;
+    tensor->count = rows * (cols ? cols : 1);
+    tensor->first = unit->count;
+    unit->params += tensor->count;
+    unit->count = sw_round_up(tensor->first + tensor->count, TENSOR_ALIGN);
+}
+
+static void build_layer(struct sw_unit *unit, const struct sw_model_config *c, uint32_t layer) {
+    const uint64_t q = (uint64_t)c->heads * c->head_dim, kv = (uint64_t)c->kv_heads * c->head_dim;
+    const struct {
+        const char *name;
+        uint64_t rows, cols;
+    } parts[] = {
+        [SW_LAYER_NORM1] = {"input_layernorm", c->hidden, 0},
+        [SW_LAYER_Q] = {"self_attn.q_proj", q, c->hidden},
+        [SW_LAYER_K] = {"self_attn.k_proj", kv, c->hidden},
+        [SW_LAYER_V] = {"self_attn.v_proj", kv, c->hidden},
+        [SW_LAYER_O] = {"self_attn.o_proj", c->hidden, q},
+        [SW_LAYER_NORM2] = {"post_attention_layernorm", c->hidden, 0},
+        [SW_LAYER_GATE] = {"mlp.gate_proj", c->intermediate, c->hidden},
+        [SW_LAYER_UP] = {"mlp.up_proj", c->intermediate, c->hidden},
+        [SW_LAYER_DOWN] = {"mlp.down_proj", c->hidden, c->intermediate},
+    };
+    unit->kind = SW_UNIT_LAYER;
+    snprintf(unit->name, sizeof(unit->name), "layer %" PRIu32, layer);
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+        char name[SW_TENSOR_NAME_MAX];
+        snprintf(name, sizeof(name), "model.layers.%" PRIu32 ".%s.weight", layer, parts[i].name);
+        add_tensor(unit, name, parts[i].rows, parts[i].cols);
+    }
+}
+
+static int build_units(struct sw_model *model) {
+    const struct sw_model_config *c = &model->config;
+    model->unit_count = c->layers + 2;
+    model->units = calloc(model->unit_count, sizeof(*model->units));
+    if (!model->units) return -ENOMEM;
+    struct sw_unit *embed = &model->units[0], *head = &model->units[c->layers + 1];
+    embed->kind = SW_UNIT_EMBED;
+    strcpy(embed->name, "embedding");
+    add_tensor(embed, "model.embed_tokens.weight", c->vocab, c->hidden);
+    for (uint32_t i = 0; i < c->layers; i++) build_layer(&model->units[i + 1], c, i);
+    head->kind = SW_UNIT_HEAD;
+    strcpy(head->name, "head");
+    add_tensor(head, "model.norm.weight", c->hidden, 0);
+    if (!c->tied) add_tensor(head, "lm_head.weight", c->vocab, c->hidden);
+    for (uint32_t i = 0; i < model->unit_count; i++) model->params += model->units[i].params;
+    return 0;
+}
+
+/* Splits a path to a folder, or to a file in one, into the folder (model->dir) and the file. */
+static int find_config(struct sw_model *model, const char *path, char **file) {
+    struct stat info;
+    if (stat(path, &info) < 0) {
+        const int ret = -errno;
+        sw_error("model: cannot open %s: %s", path, strerror(-ret));
+        return ret;
+    }
+    const int is_dir = S_ISDIR(info.st_mode);
+    const char *slash = strrchr(path, '/');
+    const size_t length = is_dir ? strlen(path) : slash ? (size_t)(slash - path) + 1 : 0;
+    if (length + 1 >= sizeof(model->dir)) {
+        sw_error("model: the path is too long: %.80s...", path);
+        return -ENAMETOOLONG;
+    }
+    memcpy(model->dir, path, length);
+    strcpy(model->dir + length, length ? "" : ".");
+    *file = is_dir ? sw_model_path(path, "config.json") : strdup(path);
+    return *file ? 0 : -ENOMEM;
+}
+
+int sw_model_open_json(struct sw_model *model, const char *path, json_t **root) {
+    assert(model && path);
+    memset(model, 0, sizeof(*model));
+    char *file = NULL;
+    int ret = find_config(model, path, &file);
+    if (ret < 0) return ret;
+    json_error_t error;
+    *root = json_load_file(file, JSON_REJECT_DUPLICATES, &error);
+    if (!*root) {
+        ret = -EINVAL;
+        if (error.line < 0)
+            sw_error("model: %s", error.text);
+        else
+            sw_error("%s: line %d, column %d: %s", file, error.line, error.column, error.text);
+    }
+    if (ret == 0) ret = sw_model_parse_config(&model->config, *root, file);
+    if (ret == 0) ret = build_units(model);
+    free(file);
+    if (ret < 0) {
+        json_decref(*root);
+        *root = NULL;
+        sw_model_close(model);
+    }
+    return ret;
+}
+
+int sw_model_open_config(struct sw_model *model, const char *path) {
+    json_t *root = NULL;
+    const int ret = sw_model_open_json(model, path, &root);
+    json_decref(root);
+    return ret;
+}
+
+int sw_model_open(struct sw_model *model, const char *dir) {
+    json_t *root = NULL;
+    int ret = sw_model_open_json(model, dir, &root);
+    if (ret < 0) return ret;
+    ret = sw_weights_open(model, root);
+    if (ret == -ENOMEM) sw_error("%s: no memory for the tables of its tensors", dir);
+    if (ret < 0) sw_model_close(model);
+    return ret;
+}
+
+void sw_model_close(struct sw_model *model) {
+    if (!model) return;
+    sw_weights_close(model->weights);
+    free(model->units);
+    memset(model, 0, sizeof(*model));
+}
+
+void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
+                   float *out) {
+    assert(model->weights && unit < model->unit_count);
+    const struct sw_unit *u = &model->units[unit];
+    assert(first <= u->count && count <= u->count - first);
+    const uint64_t end = first + count;
+    uint64_t at = first;
+    for (uint32_t i = 0; i < u->tensor_count && at < end; i++) {
+        const struct sw_tensor *tensor = &u->tensors[i];
+        const uint64_t tensor_end = tensor->first + tensor->count;
+        const uint64_t padded_end = sw_round_up(tensor_end, TENSOR_ALIGN);
+        if (at >= padded_end) continue;
+        if (at < tensor_end) {
+            const uint64_t stop = end < tensor_end ? end : tensor_end;
+            const struct sw_weight *place = &model->weights->places[unit][i];
+            sw_safetensors_read(place->file, place->tensor, at - tensor->first, stop - at,
+                                out + (at - first));
+            at = stop;
+        }
+        const uint64_t stop = end < padded_end ? end : padded_end;
+        if (at < stop) memset(out + (at - first), 0, (stop - at) * sizeof(*out));
+        at = stop > at ? stop : at;
+    }
+    assert(at == end);
+}
+
+uint64_t sw_model_fingerprint(const struct sw_model *model) {
+    XXH64_state_t *state = XXH64_createState();
+    assert(state);
+    XXH64_reset(state, 0);
+    for (uint32_t u = 0; u < model->unit_count; u++)
+        for (uint32_t i = 0; i < model->units[u].tensor_count; i++) {
+            const struct sw_tensor *tensor = &model->units[u].tensors[i];
+            const uint64_t shape[2] = {tensor->rows, tensor->cols};
+            XXH64_update(state, tensor->name, strlen(tensor->name) + 1);
+            XXH64_update(state, shape, sizeof(shape));
+        }
+    for (uint32_t i = 0; model->weights && i < model->weights->file_count; i++) {
+        const struct sw_safetensors *file = &model->weights->files[i];
+        XXH64_update(state, &file->map_bytes, sizeof(file->map_bytes));
+        XXH64_update(state, file->map, file->data_first);
+    }
+    const uint64_t hash = XXH64_digest(state);
+    XXH64_freeState(state);
+    return hash;
+}
+
+uint32_t sw_model_file_count(const struct sw_model *model) {
+    return model->weights ? model->weights->file_count : 0;
+}
+
+struct sw_model_file sw_model_file(const struct sw_model *model, uint32_t i) {
+    assert(i < sw_model_file_count(model));
+    const struct sw_safetensors *file = &model->weights->files[i];
+    const char *slash = strrchr(file->path, '/');
+    const char *dtype =
+        file->tensor_count ? sw_safetensors_type_name(file->tensors[0].type) : "none";
+    for (uint32_t t = 1; t < file->tensor_count; t++)
+        if (file->tensors[t].type != file->tensors[0].type) dtype = "mixed";
+    return (struct sw_model_file){slash ? slash + 1 : file->path, dtype, file->map_bytes,
+                                  file->tensor_count};
+}

@@ -1,0 +1,44 @@
+/* engine/model_internal.h - what the files of the model share: the parsed configuration text and
+ * the mapped weight files. */
+#ifndef ENGINE_MODEL_INTERNAL_H
+#define ENGINE_MODEL_INTERNAL_H
+#include <jansson.h>
+#include "engine/model.h"
+#include "engine/safetensors.h"
+
+#define SW_MODEL_SHARD_BYTES_MAX 5000000000u
+
+/* Where one tensor of a unit lies. */
+struct sw_weight {
+    const struct sw_safetensors *file;
+    const struct sw_safetensors_tensor *tensor;
+};
+
+struct sw_weights {
+    json_t *config; /* config.json as it was read: the source of a saved folder's */
+    struct sw_safetensors *files;
+    uint32_t file_count;
+    struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX]; /* [unit][tensor] */
+};
+
+/* Fills config from the JSON object of `path` (named in errors). */
+int sw_model_parse_config(struct sw_model_config *config, const json_t *root, const char *path);
+
+/* Opens a configuration and hands over its JSON, which the caller releases. */
+int sw_model_open_json(struct sw_model *model, const char *path, json_t **root);
+
+/* Opens, checks and places the files of model->dir; takes over root. model is unchanged on failure,
+ * where root is released. */
+int sw_weights_open(struct sw_model *model, json_t *root);
+void sw_weights_close(struct sw_weights *weights);
+
+/* "DIR/NAME", to be freed; NULL without memory. */
+char *sw_model_path(const char *dir, const char *name);
+
+/* sw_model_save() with the configuration, the folder to carry files along from (NULL: none) and the
+ * limit of a shard given. */
+int sw_model_write(const struct sw_model *model, const json_t *config, const char *source_dir,
+                   const char *dir, enum sw_dtype dtype, uint64_t shard_bytes_max,
+                   sw_model_fetch fetch, void *ctx);
+
+#endif

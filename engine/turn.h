@@ -1,0 +1,123 @@
+/* engine/turn.h - the turn: the step program of one step, as pure data.
+ *
+ * A turn lists tasks in an order that is topological for the whole; each task belongs to one lane,
+ * runs there after all earlier ones of that lane, and waits for at most one task per other lane, of
+ * this turn or of the one before. The builder is a pure function of the shape: it does no I/O and
+ * touches no device. The executor runs turns, and a simulator may play them.
+ *
+ * Layer-major: every micro-batch passes one unit before the next unit starts. The update of a unit
+ * happens in one of two places. LATE units are updated in the turn after their gradient, beside its
+ * forward pass in the order of need; the others in the turn of their gradient, as it arrives (backward
+ * mode) or after the norm (none). Slots are rings: a position counts uses of a ring within a turn, the
+ * executor adds the count of earlier turns and takes the remainder. Threads: read-only once built. */
+#ifndef ENGINE_TURN_H
+#define ENGINE_TURN_H
+#include <stdint.h>
+#include "engine/options.h"
+#include "offload/placement.h"
+
+enum sw_lane {
+    SW_LANE_COMPUTE, /* device lanes: enqueue on a stream */
+    SW_LANE_H2D,
+    SW_LANE_D2H,
+    SW_LANE_COMM,
+    SW_LANE_ADAM, /* host lanes */
+    SW_LANE_NVME_READ,
+    SW_LANE_NVME_WRITE,
+    SW_LANE_CONTROL, /* loss gate and norm */
+    SW_LANE_DATA,    /* control lane that fills batches ahead */
+    SW_LANE_COUNT
+};
+
+static inline int sw_lane_on_device(enum sw_lane lane) { return lane <= SW_LANE_COMM; }
+const char *sw_lane_name(enum sw_lane lane);
+
+enum sw_task_kind {
+    SW_TASK_FILL,        /* data: rows of the step into host staging */
+    SW_TASK_BATCH,       /* h2d: micro-batch m's tokens, targets and mask */
+    SW_TASK_FORWARD,     /* compute: unit u, micro-batch m */
+    SW_TASK_BACKWARD,    /* compute: recompute and backward; the head's is forward, loss and backward */
+    SW_TASK_EVAL_HEAD,   /* compute: head forward and loss alone */
+    SW_TASK_LOSS,        /* d2h: loss sums of all micro-batches */
+    SW_TASK_GATE,        /* control: is the loss finite (backward mode), or the sum of an evaluation */
+    SW_TASK_REDUCE,      /* comm: round the accumulated gradient, block norms */
+    SW_TASK_GRAD,        /* d2h: rounded gradient and block norms of unit u */
+    SW_TASK_NORM,        /* control: global norm, clip factor, apply */
+    SW_TASK_SCALARS,     /* h2d: the scalars of a device Adam */
+    SW_TASK_READ,        /* nvme read: chunk c into its slot */
+    SW_TASK_ADAM,        /* adam: chunk c */
+    SW_TASK_DEVICE_ADAM, /* compute: chunk c */
+    SW_TASK_WRITE,       /* nvme write: chunk c from its slot */
+    SW_TASK_UPLOAD,      /* h2d: chunk c's emitted weights */
+    SW_TASK_KIND_COUNT
+};
+const char *sw_task_name(enum sw_task_kind kind);
+
+struct sw_dep {
+    int32_t index; /* in the lane's order within its turn */
+    int8_t turn;   /* 0: this turn, -1: the one before */
+    uint8_t lane;
+};
+
+enum { SW_DEPS_MAX = SW_LANE_COUNT };
+
+struct sw_task {
+    uint8_t kind, lane;
+    uint8_t late;      /* belongs to the update of the step before this turn's */
+    uint8_t dep_count;
+    uint32_t unit, micro, chunk;
+    int32_t slot; /* position in the chunk-slot ring (READ, ADAM, WRITE of NVMe chunks), else -1 */
+    int32_t emit; /* position in the emit ring (ADAM, UPLOAD), else -1 */
+    struct sw_dep deps[SW_DEPS_MAX];
+};
+
+struct sw_turn_shape {
+    uint32_t unit_count, micro_count;
+    int tied;
+    enum sw_overlap overlap; /* resolved: none, forward or backward */
+    uint32_t turning_point;  /* units below it are LATE: 0 for none, all for forward */
+    const struct sw_placement *placement;
+};
+
+enum sw_turn_kind { SW_TURN_TRAIN, SW_TURN_DRAIN, SW_TURN_EVAL };
+
+/* Where the tasks are that the next turn may wait for; -1 when absent. Indices count in their lanes. */
+struct sw_turn_marks {
+    int32_t fill, batch_last, loss, gate, norm, scalars;
+    int32_t *backward, *reduce, *grad; /* by unit: last micro-batch's backward */
+    int32_t *upload;                   /* by unit: the last chunk's */
+    int32_t *adam;                     /* by unit: the last chunk's on the adam lane */
+    int32_t *write_of_chunk;           /* by chunk */
+    int32_t *write_of_slot;            /* by position */
+    int32_t *upload_of_emit;
+    int32_t write_last;
+};
+
+struct sw_turn {
+    enum sw_turn_kind kind;
+    int has_late; /* carries the late updates of the step before */
+    uint32_t task_count, task_capacity;
+    struct sw_task *tasks;
+    uint32_t lane_count[SW_LANE_COUNT];
+    uint32_t *lane_tasks[SW_LANE_COUNT]; /* indices into tasks */
+    uint32_t slot_uses, emit_uses;       /* positions used in the two rings */
+    struct sw_turn_marks marks;
+};
+
+/* Builds a turn. has_late: the turn before left late updates open (always so for a drain). prev: the
+ * turn that runs before without the lanes being idle in between, or NULL. 0 or -ENOMEM. */
+int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum sw_turn_kind kind,
+                  int has_late, const struct sw_turn *prev);
+void sw_turn_free(struct sw_turn *turn);
+
+/* Whether a shape leaves any update to the following turn. */
+int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
+
+/* Checks the invariants over a sequence of turns that run back to back from idle lanes, ending in idle
+ * lanes: every read finds what an earlier task in its ancestry filled, no slot is reused before its
+ * last reader, each trained parameter is updated exactly once per step, lane orders are topological,
+ * only copies cross between host and device. Returns 0, or -EINVAL with the first violation in `why`. */
+int sw_turn_check(const struct sw_turn_shape *shape, const struct sw_turn *const *turns, int count,
+                  char *why, uint32_t why_size);
+
+#endif

@@ -1,0 +1,187 @@
+/* nvme/io_uring.c - the ring back end: batched submission, registered files and buffers.
+ *
+ * A feature that the kernel or the container refuses is left out alone and said once; only a ring
+ * that cannot be made at all sends the queue to the threads. Polling by a kernel thread is never
+ * used: on a machine with few cores it starves what it serves. */
+#include "nvme/nvme_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <liburing.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "base/log.h"
+#include "base/size.h"
+
+#define PIECE_BYTES (1ull << 30) /* the kernel's limit for one registered buffer */
+#define PIECES_MAX  1024u        /* older kernels' limit for one registration */
+
+struct ring_io {
+    struct io_uring ring;
+    uint32_t in_flight;
+    int fixed_files, fixed_buffers;
+    char *base;
+    uint64_t bytes;
+    int fds[SW_NVME_FOLDERS_MAX];
+};
+
+static void pause_ms(long ms) {
+    const struct timespec wait = {0, ms * 1000000L};
+    nanosleep(&wait, NULL);
+}
+
+static const char *refusal(int err) {
+    switch (err) {
+    case -ENOSYS:
+        return "the kernel has none";
+    case -EPERM:
+    case -EACCES:
+        return "forbidden: a container's seccomp profile, or kernel.io_uring_disabled";
+    case -ENOMEM:
+        return "not enough lockable memory: raise the limit of locked memory (ulimit -l)";
+    case -EMFILE:
+    case -ENFILE:
+        return "too many open files: raise ulimit -n";
+    default:
+        return strerror(-err);
+    }
+}
+
+static int register_buffers(struct ring_io *io) {
+    struct iovec pieces[PIECES_MAX];
+    uint32_t count = 0;
+    for (uint64_t at = 0; at < io->bytes; at += PIECE_BYTES) {
+        if (count == PIECES_MAX) return -E2BIG;
+        const uint64_t left = io->bytes - at;
+        pieces[count].iov_base = io->base + at;
+        pieces[count++].iov_len = left < PIECE_BYTES ? left : PIECE_BYTES;
+    }
+    int ret = 0;
+    /* The kernel gives locked memory back some time after another ring was closed. */
+    for (int attempt = 0; attempt < 3; attempt++) {
+        ret = io_uring_register_buffers(&io->ring, pieces, count);
+        if (ret != -ENOMEM && ret != -EINTR) break;
+        pause_ms(5);
+    }
+    return ret;
+}
+
+static void say_buffers_refused(uint64_t bytes, int err) {
+    static atomic_int said;
+    if (atomic_exchange(&said, 1)) return;
+    char need[32], have[32] = "unlimited";
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_MEMLOCK, &limit) && limit.rlim_cur != RLIM_INFINITY)
+        sw_size_print(limit.rlim_cur, have, sizeof(have));
+    sw_warning(
+        "nvme: buffers are not registered with io_uring (%s); needed %s, the limit of locked "
+        "memory is %s; going on with plain buffers",
+        err == -ENOMEM ? "the limit of locked memory is too small" : strerror(-err),
+        sw_size_print(bytes, need, sizeof(need)), have);
+}
+
+static void ring_close(void *arg) {
+    struct ring_io *io = arg;
+    io_uring_queue_exit(&io->ring);
+    free(io);
+}
+
+static int ring_open(void **out, const struct sw_nvme_setup *setup, struct sw_nvme_mode *mode) {
+    struct ring_io *io = calloc(1, sizeof(*io));
+    if (!io) return -ENOMEM;
+    int ret = io_uring_queue_init(setup->entries, &io->ring, IORING_SETUP_COOP_TASKRUN);
+    if (ret == -EINVAL) ret = io_uring_queue_init(setup->entries, &io->ring, 0); /* before 5.19 */
+    if (ret < 0) {
+        static atomic_int said;
+        if (!atomic_exchange(&said, 1))
+            sw_warning("nvme: no io_uring (%s); going on with threads", refusal(ret));
+        free(io);
+        return ret;
+    }
+    memcpy(io->fds, setup->fds, setup->fd_count * sizeof(int));
+    io->base = setup->base;
+    io->bytes = setup->base ? setup->bytes : 0;
+    ret = io_uring_register_files(&io->ring, io->fds, setup->fd_count);
+    io->fixed_files = ret == 0;
+    if (ret < 0) {
+        static atomic_int said;
+        if (!atomic_exchange(&said, 1))
+            sw_warning(
+                "nvme: files are not registered with io_uring (%s); going on with plain ones",
+                strerror(-ret));
+    }
+    if (io->bytes) {
+        ret = register_buffers(io);
+        io->fixed_buffers = ret == 0;
+        if (ret < 0) say_buffers_refused(io->bytes, ret);
+    }
+    mode->io_uring = 1;
+    mode->fixed_files = io->fixed_files;
+    mode->fixed_buffers = io->fixed_buffers;
+    *out = io;
+    return 0;
+}
+
+/* Index of the registered piece that holds the whole transfer, or -1. */
+static int piece_of(const struct ring_io *io, const struct sw_nvme_block *b) {
+    if (!io->fixed_buffers || b->buf < io->base) return -1;
+    const uint64_t at = (uint64_t)(b->buf - io->base);
+    if (at + b->len_bytes > io->bytes) return -1;
+    const uint64_t piece = at / PIECE_BYTES;
+    return (at + b->len_bytes - 1) / PIECE_BYTES == piece ? (int)piece : -1;
+}
+
+static int ring_start(void *arg, const struct sw_nvme_block *b) {
+    struct ring_io *io = arg;
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&io->ring);
+    if (!sqe) return -EAGAIN; /* cannot be: the ring has an entry per block in flight */
+    const int fd = io->fixed_files ? (int)b->file : io->fds[b->file];
+    const int piece = piece_of(io, b);
+    if (b->write) {
+        if (piece >= 0)
+            io_uring_prep_write_fixed(sqe, fd, b->buf, b->len_bytes, b->offset_bytes, piece);
+        else
+            io_uring_prep_write(sqe, fd, b->buf, b->len_bytes, b->offset_bytes);
+    } else {
+        if (piece >= 0)
+            io_uring_prep_read_fixed(sqe, fd, b->buf, b->len_bytes, b->offset_bytes, piece);
+        else
+            io_uring_prep_read(sqe, fd, b->buf, b->len_bytes, b->offset_bytes);
+    }
+    if (io->fixed_files) sqe->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data64(sqe, b->tag);
+    io->in_flight++;
+    return 0;
+}
+
+static int ring_wait(void *arg, struct sw_nvme_done *done, uint32_t max, int block) {
+    struct ring_io *io = arg;
+    if (!io->in_flight) return 0;
+    for (uint32_t attempt = 0;;) {
+        /* A completion that is already there must not wait for the next one. */
+        const int ready = io_uring_cq_ready(&io->ring) > 0;
+        const int ret =
+            block && !ready ? io_uring_submit_and_wait(&io->ring, 1) : io_uring_submit(&io->ring);
+        uint32_t n = 0;
+        struct io_uring_cqe *cqe;
+        while (n < max && !io_uring_peek_cqe(&io->ring, &cqe)) {
+            done[n++] = (struct sw_nvme_done){(uint32_t)cqe->user_data, cqe->res};
+            io_uring_cqe_seen(&io->ring, cqe);
+            io->in_flight--;
+        }
+        /* The kernel could not take the batch now; its entries stay queued for the next attempt. */
+        const int later = ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
+        if (ret < 0 && !later) return ret;
+        if (n || !block) return (int)n;
+        if (ret >= 0 || ret == -EINTR) continue;
+        if (++attempt > SW_NVME_RETRIES_MAX) return ret;
+        pause_ms(attempt < 10 ? 1 : 20);
+    }
+}
+
+const struct sw_nvme_io_ops sw_nvme_uring_ops = {"io_uring", ring_open, ring_close, ring_start,
+                                                 ring_wait};

@@ -1,0 +1,332 @@
+/* nvme/store.c - the files of a store: one per folder, laid out, locked and preallocated at open.
+ *
+ * Chunks go to the folder with the fewest bytes so far, which is round robin for equal records and
+ * stays even for unequal ones. A file holds home 0 of all its chunks, then home 1 of all of them,
+ * in the order of the chunks, without any header: it can be named FOLDER/NAME.DRIVE.state, found
+ * after a crash, and taken over by the next store of that name. */
+#include "nvme/nvme_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/size.h"
+
+/* Fills places (unless NULL) and the bytes of one home per folder. */
+static void lay_out(const struct sw_nvme_options *o, struct sw_nvme_place *places,
+                    uint64_t *file_bytes) {
+    memset(file_bytes, 0, o->folder_count * sizeof(*file_bytes));
+    for (uint32_t c = 0; c < o->chunk_count; c++) {
+        uint32_t least = 0;
+        for (uint32_t f = 1; f < o->folder_count; f++)
+            if (file_bytes[f] < file_bytes[least]) least = f;
+        assert(o->record_bytes[c] > 0 && o->record_bytes[c] % SW_NVME_ALIGN_BYTES == 0);
+        if (places)
+            places[c] = (struct sw_nvme_place){file_bytes[least], o->record_bytes[c], least};
+        file_bytes[least] += o->record_bytes[c];
+    }
+}
+
+uint64_t sw_nvme_bytes(const struct sw_nvme_options *o) {
+    assert(o);
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < o->chunk_count; c++) sum += o->record_bytes[c];
+    return sum * o->homes;
+}
+
+/* The pid that holds the lock on an open file, as /proc/locks tells it; 0 when it does not. */
+static long lock_owner(int fd) {
+    struct stat st;
+    FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
+    if (!locks) return 0;
+    char line[256];
+    long owner = 0;
+    while (!owner && fgets(line, sizeof(line), locks)) {
+        long pid;
+        unsigned dev_major, dev_minor;
+        unsigned long inode;
+        if (sscanf(line, "%*d: FLOCK %*s %*s %ld %x:%x:%lu", &pid, &dev_major, &dev_minor,
+                   &inode) == 4 &&
+            dev_major == major(st.st_dev) && dev_minor == minor(st.st_dev) && inode == st.st_ino)
+            owner = pid;
+    }
+    fclose(locks);
+    return owner;
+}
+
+static int check_folder(const char *folder) {
+    struct stat st;
+    if (stat(folder, &st)) {
+        const int ret = -errno;
+        sw_error("nvme: folder '%s': %s%s", folder, strerror(-ret),
+                 ret == -ENOENT ? "; make it first, on the drive that is meant" : "");
+        return ret;
+    }
+    if (!S_ISDIR(st.st_mode)) {
+        sw_error("nvme: '%s' is not a folder", folder);
+        return -ENOTDIR;
+    }
+    return 0;
+}
+
+/* Locks an open file for this store. -ESTALE: its owner removed it meanwhile, open it again. */
+static int lock_file(const struct sw_nvme_file *file) {
+    if (flock(file->fd, LOCK_EX | LOCK_NB)) {
+        if (errno != EWOULDBLOCK) {
+            const int ret = -errno;
+            sw_error("nvme: cannot lock '%s': %s", file->path, strerror(-ret));
+            return ret;
+        }
+        const long owner = lock_owner(file->fd);
+        if (owner)
+            sw_error("nvme: '%s' is in use by process %ld; end it, or take another folder",
+                     file->path, owner);
+        else
+            sw_error("nvme: '%s' is in use by another process; end it, or take another folder",
+                     file->path);
+        return -EEXIST;
+    }
+    struct stat held, named;
+    if (fstat(file->fd, &held)) return -errno;
+    if (stat(file->path, &named) || named.st_ino != held.st_ino || named.st_dev != held.st_dev)
+        return -ESTALE;
+    return 0;
+}
+
+/* Asks the file system what alignment direct I/O needs. 0: it does not say. */
+static uint32_t direct_align(int fd) {
+#ifdef STATX_DIOALIGN
+    struct statx sx;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &sx) == 0 && (sx.stx_mask & STATX_DIOALIGN))
+        return sx.stx_dio_offset_align > sx.stx_dio_mem_align ? sx.stx_dio_offset_align
+                                                              : sx.stx_dio_mem_align;
+#else
+    (void)fd;
+#endif
+    return 0;
+}
+
+static int set_direct(int fd, int on) {
+    const int flags = fcntl(fd, F_GETFL);
+    if (flags < 0) return -errno;
+    return fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) ? -errno : 0;
+}
+
+static void say_buffered(const struct sw_nvme_file *file, const char *why) {
+    sw_warning("nvme: folder '%s' has no direct I/O (%s); going on through the page cache, which "
+               "costs speed and memory",
+               file->folder, why);
+}
+
+int sw_nvme_drop_direct(struct sw_nvme_store *store, uint32_t file_index, const char *why) {
+    struct sw_nvme_file *file = &store->files[file_index];
+    if (!atomic_exchange(&file->direct, 0)) return 0;
+    set_direct(file->fd, 0);
+    say_buffered(file, why);
+    return 1;
+}
+
+/* Turns direct I/O on and tries it: some file systems accept the flag and refuse the transfer. */
+static void try_direct(struct sw_nvme_file *file) {
+    file->align_bytes = direct_align(file->fd);
+    if (file->align_bytes > SW_NVME_ALIGN_BYTES) {
+        say_buffered(file, "it needs a larger alignment than 4 KiB");
+        return;
+    }
+    file->align_bytes = SW_NVME_ALIGN_BYTES;
+    const int ret = set_direct(file->fd, 1);
+    if (ret < 0) {
+        say_buffered(file, ret == -EINVAL ? "the file system refuses it" : strerror(-ret));
+        return;
+    }
+    atomic_store(&file->direct, 1);
+    void *page = NULL;
+    if (posix_memalign(&page, SW_NVME_ALIGN_BYTES, SW_NVME_ALIGN_BYTES)) return;
+    if (pread(file->fd, page, SW_NVME_ALIGN_BYTES, 0) < 0 && errno == EINVAL) {
+        atomic_store(&file->direct, 0);
+        set_direct(file->fd, 0);
+        say_buffered(file, "it refuses a direct transfer");
+    }
+    free(page);
+}
+
+static int open_file(struct sw_nvme_file *file) {
+    for (int attempt = 0; attempt < 8; attempt++) {
+        file->created = 1;
+        file->fd = open(file->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (file->fd < 0 && errno == EEXIST) {
+            file->created = 0;
+            file->fd = open(file->path, O_RDWR | O_CLOEXEC);
+            if (file->fd < 0 && errno == ENOENT) continue; /* removed in between */
+        }
+        if (file->fd < 0) {
+            const int ret = -errno;
+            sw_error("nvme: cannot make '%s': %s%s", file->path, strerror(-ret),
+                     ret == -EROFS ? "; the file system is mounted read-only" : "");
+            return ret;
+        }
+        const int ret = lock_file(file);
+        if (ret == 0) return 0;
+        close(file->fd);
+        file->fd = -1;
+        file->created = 0;
+        if (ret != -ESTALE) return ret;
+    }
+    sw_error("nvme: '%s' is made and removed by another process all the time", file->path);
+    return -EAGAIN;
+}
+
+static int no_space(const struct sw_nvme_file *file, uint64_t needed, uint64_t available) {
+    char need[32], have[32];
+    sw_error("nvme: no space in '%s': %s (%llu bytes) more are needed, %s (%llu bytes) are free",
+             file->folder, sw_size_print(needed, need, sizeof(need)), (unsigned long long)needed,
+             sw_size_print(available, have, sizeof(have)), (unsigned long long)available);
+    return -ENOSPC;
+}
+
+static uint64_t free_bytes(const struct sw_nvme_file *file) {
+    struct statvfs vfs;
+    return fstatvfs(file->fd, &vfs) ? 0 : (uint64_t)vfs.f_bavail * vfs.f_frsize;
+}
+
+/* Compares what all files on one file system still need with what is free there, before any byte is
+ * taken: an allocation that fails half way would leave the disk full for a moment. */
+static int check_space(struct sw_nvme_store *store) {
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        struct sw_nvme_file *file = &store->files[i];
+        struct stat st;
+        if (fstat(file->fd, &st)) return -errno;
+        const uint64_t size = file->bytes * store->homes, held = (uint64_t)st.st_blocks * 512;
+        file->device = st.st_dev;
+        file->needed_bytes = size > held ? size - held : 0;
+    }
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        uint64_t needed = 0;
+        for (uint32_t j = 0; j < store->file_count; j++)
+            if (store->files[j].device == store->files[i].device)
+                needed += store->files[j].needed_bytes;
+        const uint64_t available = free_bytes(&store->files[i]);
+        if (needed > available) return no_space(&store->files[i], needed, available);
+    }
+    return 0;
+}
+
+static int preallocate(struct sw_nvme_file *file, uint64_t size) {
+    if (ftruncate(file->fd, (off_t)size)) {
+        const int ret = -errno;
+        sw_error("nvme: cannot size '%s' to %llu bytes: %s%s", file->path, (unsigned long long)size,
+                 strerror(-ret),
+                 ret == -EFBIG ? "; a limit of the file system or of ulimit -f" : "");
+        return ret;
+    }
+    int ret = 0;
+    do ret = size && fallocate(file->fd, 0, 0, (off_t)size) ? -errno : 0;
+    while (ret == -EINTR);
+    if (ret == -EOPNOTSUPP) {
+        sw_warning(
+            "nvme: folder '%s' cannot reserve space (its file system has no fallocate); a full "
+            "disk will show only when it is written to",
+            file->folder);
+        return 0;
+    }
+    if (ret == -ENOSPC) return no_space(file, file->needed_bytes, free_bytes(file));
+    if (ret) sw_error("nvme: cannot reserve '%s': %s", file->path, strerror(-ret));
+    return ret;
+}
+
+static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_options *o) {
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        struct sw_nvme_file *file = &store->files[i];
+        file->folder = strdup(o->folders[i]);
+        if (!file->folder ||
+            asprintf(&file->path, "%s/%s.%u.state", o->folders[i], o->name, i) < 0) {
+            file->path = NULL;
+            return -ENOMEM;
+        }
+        int ret = check_folder(file->folder);
+        if (!ret) ret = open_file(file);
+        if (ret) return ret;
+    }
+    int ret = check_space(store);
+    for (uint32_t i = 0; i < store->file_count && !ret; i++)
+        ret = preallocate(&store->files[i], store->files[i].bytes * store->homes);
+    for (uint32_t i = 0; i < store->file_count && !ret; i++) try_direct(&store->files[i]);
+    return ret;
+}
+
+static void release(struct sw_nvme_store *store, int unlink_all, int unlink_created) {
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        struct sw_nvme_file *file = &store->files[i];
+        if (file->fd >= 0) {
+            /* Before the lock goes, or a newcomer's file could be the one that is removed. */
+            if (unlink_all || (unlink_created && file->created)) unlink(file->path);
+            close(file->fd);
+        }
+        free(file->path);
+        free(file->folder);
+    }
+    free(store->places);
+    free(store);
+}
+
+int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
+    assert(out && o && o->folders && o->name && *o->name);
+    assert(o->folder_count >= 1 && o->folder_count <= SW_NVME_FOLDERS_MAX);
+    assert(o->homes == 1 || o->homes == 2);
+    assert(o->chunk_count == 0 || o->record_bytes);
+    struct sw_nvme_store *store = calloc(1, sizeof(*store));
+    if (store) store->places = calloc(o->chunk_count ? o->chunk_count : 1, sizeof(*store->places));
+    if (!store || !store->places) {
+        free(store);
+        return -ENOMEM;
+    }
+    store->file_count = o->folder_count;
+    store->chunk_count = o->chunk_count;
+    store->homes = o->homes;
+    uint64_t file_bytes[SW_NVME_FOLDERS_MAX];
+    lay_out(o, store->places, file_bytes);
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        store->files[i].fd = -1;
+        store->files[i].bytes = file_bytes[i];
+    }
+    const int ret = prepare_files(store, o);
+    if (ret < 0) {
+        release(store, 0, 1);
+        return ret;
+    }
+    *out = store;
+    return 0;
+}
+
+void sw_nvme_close(struct sw_nvme_store *store, int unlink_files) {
+    if (store) release(store, unlink_files, 0);
+}
+
+int sw_nvme_sync(struct sw_nvme_store *store) {
+    assert(store);
+    int results[SW_NVME_FOLDERS_MAX];
+    const int count = (int)store->file_count;
+    /* The threads wait for their drives, not for a core, so each file has its own. */
+#pragma omp parallel for num_threads(count) schedule(static, 1) if (count > 1)
+    for (int i = 0; i < count; i++) {
+        do results[i] = fdatasync(store->files[i].fd) ? -errno : 0;
+        while (results[i] == -EINTR);
+    }
+    int ret = 0;
+    for (int i = 0; i < count; i++) {
+        if (!results[i]) continue;
+        sw_error("nvme: cannot sync '%s': %s; what was written to it may be lost",
+                 store->files[i].path, strerror(-results[i]));
+        if (!ret) ret = results[i];
+    }
+    return ret;
+}

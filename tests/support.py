@@ -1,0 +1,375 @@
+"""Helpers of the whole-program tests: run spillway, measure it, read what it wrote.
+
+    import support as t
+
+    @t.test
+    def losses_fall():
+        with t.folder() as tmp:
+            run = t.spillway("train", "--out", tmp + "/out", ...)
+            t.equal(run.rc, 0, "exit status", run)
+
+    if __name__ == "__main__":
+        t.main()
+
+main() runs the functions marked with @test in order, or those named on the command line, prints
+"ok NAME", "FAIL NAME: reason" or "skip NAME: reason" for each, and exits with 1 if one failed.
+The standard library only.
+"""
+import array
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CONFIG = os.environ.get("CONFIG") or "release"
+SPILLWAY = os.environ.get("SPILLWAY") or os.path.join(ROOT, "build", "spillway")
+SANITIZED = CONFIG in ("asan", "tsan")
+SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3}.get(CONFIG, 1)
+MODEL = "models/stories260k"
+SHAKESPEARE = "data/tinyshakespeare"
+STORIES = "data/tinystories"
+
+
+# ---- tests and their verdicts ------------------------------------------------------------------
+
+class Failed(Exception):
+    """A check that did not hold."""
+
+
+class Skipped(Exception):
+    """A test that cannot be made here."""
+
+
+_tests = []
+
+
+def test(function):
+    _tests.append(function)
+    return function
+
+
+def skip(reason):
+    raise Skipped(reason)
+
+
+def _context(run):
+    if run is None:
+        return ""
+    tail = "\n".join((run.stdout + run.stderr).splitlines()[-30:])
+    return f"\n  command: {' '.join(run.args)}\n  exit status: {run.rc}\n  output:\n{tail}"
+
+
+def check(condition, what, run=None):
+    if not condition:
+        raise Failed(what + _context(run))
+
+
+def equal(got, want, what, run=None):
+    check(got == want, f"{what}: got {got!r}, want {want!r}", run)
+
+
+def close(got, want, limit, what, relative=False, run=None):
+    """|got - want| <= limit, or limit * |want|; a NaN never passes."""
+    bound = limit * abs(want) if relative else limit
+    check(abs(got - want) <= bound,
+          f"{what}: got {got!r}, want {want!r} within {bound:.3g}, off by {abs(got - want):.3g}", run)
+
+
+def contains(text, part, what, run=None):
+    check(part in text, f"{what}: {part!r} not in {text[-600:]!r}", run)
+
+
+def main():
+    os.chdir(ROOT)
+    wanted = sys.argv[1:]
+    unknown = set(wanted) - {f.__name__ for f in _tests}
+    if unknown or not _tests:
+        print(f"FAIL tests: no such test: {' '.join(sorted(unknown)) or 'none at all'}")
+        sys.exit(1)
+    failures = 0
+    for function in _tests:
+        name = function.__name__
+        if wanted and name not in wanted:
+            continue
+        try:
+            function()
+            print(f"ok {name}", flush=True)
+        except Skipped as reason:
+            print(f"skip {name}: {reason}", flush=True)
+        except Exception as error:  # any surprise is this test's failure, the others still run
+            failures += 1
+            first, _, rest = str(error).partition("\n")
+            if not isinstance(error, Failed):
+                first, rest = f"{type(error).__name__}: {first}", traceback.format_exc()
+            print(f"FAIL {name}: {first}\n{rest}", flush=True)
+    sys.exit(1 if failures else 0)
+
+
+# ---- folders -----------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def folder(prefix="t-"):
+    """A fresh folder under build/tmp (a real file system: O_DIRECT works), removed afterwards
+    unless KEEP=1."""
+    base = os.path.join(ROOT, "build", "tmp")
+    os.makedirs(base, exist_ok=True)
+    path = os.path.relpath(tempfile.mkdtemp(prefix=prefix, dir=base), ROOT)
+    try:
+        yield path
+    finally:
+        if not os.environ.get("KEEP"):
+            shutil.rmtree(os.path.join(ROOT, path), ignore_errors=True)
+
+
+# ---- running the program -----------------------------------------------------------------------
+
+class Run:
+    """A finished run.
+
+    rc: exit status, or -signal. stdout, stderr: text. seconds: wall time.
+    io: the kernel's /proc/PID/io at exit, with read_bytes and write_bytes (what went to and came
+        from storage; the page cache's hits count as none, dirtied pages count at once) and
+        cancelled_write_bytes. None if the kernel did not tell.
+    usage: os.wait4's, with ru_inblock and ru_oublock in units of 512 bytes.
+    peak_private_bytes: the highest RssAnon + RssShmem seen, sampled; 0 without sample=True."""
+
+    def __init__(self, args):
+        self.args = args
+        self.rc, self.stdout, self.stderr, self.seconds = None, "", "", 0.0
+        self.io, self.usage, self.peak_private_bytes = None, None, 0
+
+    @property
+    def text(self):
+        return self.stdout + self.stderr
+
+
+def _read_fields(path):
+    fields = {}
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            words = value.split()
+            if words and words[0].isdigit():
+                fields[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+    return fields
+
+
+class Process:
+    """A run under way. Use spillway() where nothing is done to the run while it runs."""
+
+    def __init__(self, args, env=None, sample=False, cwd=None, program=None, preexec=None):
+        self.run = Run([program or SPILLWAY] + [str(a) for a in args])
+        self._texts, self._sample = {"stdout": [], "stderr": []}, sample
+        self._news = threading.Condition()
+        self._start = time.monotonic()
+        self._child = subprocess.Popen(
+            self.run.args, cwd=cwd or ROOT, env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=preexec)
+        self.pid = self._child.pid
+        self._threads = [threading.Thread(target=self._collect, args=(name,), daemon=True)
+                         for name in self._texts]
+        if sample:
+            self._threads.append(threading.Thread(target=self._watch_memory, daemon=True))
+        self._over = False
+        for thread in self._threads:
+            thread.start()
+
+    def _collect(self, name):
+        stream = getattr(self._child, name)
+        while True:
+            piece = os.read(stream.fileno(), 65536)
+            with self._news:
+                self._texts[name].append(piece)
+                self._news.notify_all()
+            if not piece:
+                return
+
+    def _watch_memory(self):
+        while not self._over:
+            try:
+                status = _read_fields(f"/proc/{self.pid}/status")
+            except (FileNotFoundError, ProcessLookupError):
+                return
+            now = status.get("RssAnon", 0) + status.get("RssShmem", 0)
+            self.run.peak_private_bytes = max(self.run.peak_private_bytes, now)
+            time.sleep(0.003)
+
+    def text(self):
+        return "".join(b"".join(self._texts[n]).decode("utf-8", "replace")
+                       for n in ("stdout", "stderr"))
+
+    def wait_for(self, pattern, timeout_s=60):
+        """Until the output so far matches the pattern; the match, or a failure when the output
+        ends or the time is over."""
+        end = time.monotonic() + timeout_s * SLOWDOWN
+        with self._news:
+            while True:
+                found = re.search(pattern, self.text(), re.M)
+                if found:
+                    return found
+                closed = all(pieces and not pieces[-1] for pieces in self._texts.values())
+                left = end - time.monotonic()
+                check(not closed and left > 0,
+                      f"no output matching {pattern!r}; so far: {self.text()[-800:]!r}")
+                self._news.wait(min(left, 1.0))
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def finish(self, timeout_s=120):
+        """Waits for the end, reads the kernel's counters from the zombie, reaps it."""
+        end = time.monotonic() + timeout_s * SLOWDOWN
+        ended = self._wait_zombie(end)
+        if not ended:
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait_zombie(time.monotonic() + 60)
+        run, self._over = self.run, True
+        try:
+            run.io = _read_fields(f"/proc/{self.pid}/io")
+        except OSError:
+            run.io = None
+        _, status, run.usage = os.wait4(self.pid, 0)
+        self._child.returncode = run.rc = os.waitstatus_to_exitcode(status)
+        run.seconds = time.monotonic() - self._start
+        for thread in self._threads:
+            thread.join(timeout=10)
+        run.stdout, run.stderr = (b"".join(self._texts[n]).decode("utf-8", "replace")
+                                  for n in ("stdout", "stderr"))
+        self._child.stdout.close()
+        self._child.stderr.close()
+        check(ended, f"still running after {timeout_s * SLOWDOWN} s", run)
+        return run
+
+    def _wait_zombie(self, end):
+        while time.monotonic() < end:
+            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            if os.waitid(os.P_PID, self.pid, flags) is not None:
+                return True
+            time.sleep(0.002)
+        return False
+
+
+def spillway(*args, rc=None, timeout_s=120, **options):
+    """Runs `spillway ARGS` to its end. With rc the exit status must be that."""
+    run = Process(args, **options).finish(timeout_s)
+    if rc is not None:
+        equal(run.rc, rc, f"exit status of 'spillway {args[0] if args else ''}'", run)
+    return run
+
+
+def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
+    """`spillway train` on the bundled model and text; later options override nothing here."""
+    return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
+
+
+# ---- what the program wrote --------------------------------------------------------------------
+
+def read_log(path):
+    """(steps, others): the JSONL lines with a "loss" and those without, in file order."""
+    steps, others = [], []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            entry = json.loads(line)
+            (steps if "loss" in entry else others).append(entry)
+    return steps, others
+
+
+SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "U8": 1}
+
+
+class Tensor:
+    """dtype as safetensors names it, shape as a list, data as bytes."""
+
+    def __init__(self, dtype, shape, data):
+        self.dtype, self.shape, self.data = dtype, list(shape), bytes(data)
+
+    def __eq__(self, other):
+        return (self.dtype, self.shape, self.data) == (other.dtype, other.shape, other.data)
+
+    def floats(self):
+        """The values as an array of C floats (exact for BF16, F16 and F32)."""
+        if self.dtype == "F32":
+            return array.array("f", self.data)
+        if self.dtype == "BF16":
+            wide = array.array("I", (h << 16 for h in array.array("H", self.data)))
+            return array.array("f", wide.tobytes())
+        if self.dtype == "F16":
+            return array.array("f", struct.unpack(f"<{len(self.data) // 2}e", self.data))
+        raise Failed(f"no floats in {self.dtype}")
+
+
+def bf16_bits(value):
+    """The BF16 working weight of a float: nearest, ties away from zero."""
+    return ((struct.unpack("<I", struct.pack("<f", value))[0] + 0x8000) >> 16) & 0xFFFF
+
+
+def read_safetensors(path):
+    """{name: Tensor} of one file; the file must be whole: header, ranges and length agree."""
+    with open(path, "rb") as file:
+        content = file.read()
+    check(len(content) >= 8, f"{path}: shorter than a header")
+    size = struct.unpack("<Q", content[:8])[0]
+    check(8 + size <= len(content), f"{path}: header of {size} bytes in {len(content)}")
+    header, base, end = json.loads(content[8:8 + size]), 8 + size, 0
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        first, last = entry["data_offsets"]
+        count = 1
+        for dim in entry["shape"]:
+            count *= dim
+        equal(last - first, count * SIZES[entry["dtype"]], f"{path}: bytes of {name}")
+        check(base + last <= len(content), f"{path}: {name} lies past the end of the file")
+        tensors[name] = Tensor(entry["dtype"], entry["shape"], content[base + first:base + last])
+        end = max(end, last)
+    equal(len(content), base + end, f"{path}: length")
+    return tensors
+
+
+def write_safetensors(path, tensors):
+    header, blobs, at = {}, [], 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape,
+                        "data_offsets": [at, at + len(tensor.data)]}
+        blobs.append(tensor.data)
+        at += len(tensor.data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def read_model(path):
+    """(config, {name: Tensor}) of a Hugging Face folder, single file or sharded."""
+    with open(os.path.join(path, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    index = os.path.join(path, "model.safetensors.index.json")
+    files = ["model.safetensors"]
+    if os.path.exists(index):
+        with open(index, encoding="utf-8") as file:
+            files = sorted(set(json.load(file)["weight_map"].values()))
+    tensors = {}
+    for name in files:
+        tensors.update(read_safetensors(os.path.join(path, name)))
+    return config, tensors
+
+
+def read_tokens(path, wide=False):
+    with open(path, "rb") as file:
+        return array.array("I" if wide else "H", file.read())
+
+
+def write_tokens(path, tokens, wide=False):
+    with open(path, "wb") as file:
+        file.write(array.array("I" if wide else "H", tokens).tobytes())

@@ -1,0 +1,167 @@
+/* The builder must give turns that keep every invariant, whatever the shape; the checker must notice
+ * when one does not. Shapes are random, the seed is printed and can be given as TEST_SEED. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <cmocka.h>
+#include "engine/turn.h"
+
+enum { SHAPES = 3000, TRAIN_TURNS = 5, UNITS_MAX = 9 };
+
+static uint64_t random_state;
+
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+struct example {
+    struct sw_placement placement;
+    struct sw_turn_shape shape;
+};
+
+static void random_example(struct example *e) {
+    uint64_t elements[UNITS_MAX];
+    const uint32_t units = 2 + random_below(UNITS_MAX - 1);
+    for (uint32_t u = 0; u < units; u++) elements[u] = 128 * (1 + random_below(60));
+    const struct sw_placement_input input = {
+        .unit_count = units,
+        .micro_count = 1 + random_below(4),
+        .unit_elements = elements,
+        .tied = (int)random_below(2),
+        .dtype = SW_BF16,
+        .grad_dtype = SW_BF16,
+        .optimizer = (enum sw_tier)random_below(3),
+        .chunk_bytes = SW_CHUNK_BYTES_MIN + random_below(3) * 30000,
+        .activation_bytes = 4096,
+    };
+    assert_int_equal(sw_placement_build(&e->placement, &input), 0);
+    if (e->placement.chunk_slots > 1) /* small rings are where reuse goes wrong */
+        e->placement.chunk_slots = 1 + random_below(e->placement.chunk_slots);
+    if (e->placement.emit_slots > 1)
+        e->placement.emit_slots = 1 + random_below(e->placement.emit_slots);
+    const enum sw_overlap overlap = (enum sw_overlap)(SW_OVERLAP_NONE + random_below(3));
+    e->shape = (struct sw_turn_shape){
+        .unit_count = units,
+        .micro_count = input.micro_count,
+        .tied = input.tied,
+        .overlap = overlap,
+        .turning_point = overlap == SW_OVERLAP_NONE      ? 0
+                         : overlap == SW_OVERLAP_FORWARD ? units
+                                                         : random_below(units + 1),
+        .placement = &e->placement,
+    };
+}
+
+/* Builds the turns of a run of TRAIN_TURNS steps and returns how many there are. */
+static int build_run(const struct example *e, struct sw_turn turns[TRAIN_TURNS + 1]) {
+    const int late = sw_turn_shape_is_late(&e->shape);
+    int count = 0;
+    for (; count < TRAIN_TURNS; count++)
+        assert_int_equal(sw_turn_build(&turns[count], &e->shape, SW_TURN_TRAIN, late && count > 0,
+                                       count ? &turns[count - 1] : NULL), 0);
+    if (late) {
+        assert_int_equal(
+            sw_turn_build(&turns[count], &e->shape, SW_TURN_DRAIN, 1, &turns[count - 1]), 0);
+        count++;
+    }
+    return count;
+}
+
+static int check_run(const struct example *e, struct sw_turn *turns, int count, char *why) {
+    const struct sw_turn *list[TRAIN_TURNS + 1];
+    for (int t = 0; t < count; t++) list[t] = &turns[t];
+    return sw_turn_check(&e->shape, list, count, why, 256);
+}
+
+static void free_run(struct example *e, struct sw_turn *turns, int count) {
+    for (int t = 0; t < count; t++) sw_turn_free(&turns[t]);
+    sw_placement_free(&e->placement);
+}
+
+static void random_turns_keep_the_invariants(void **state) {
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        struct example e;
+        struct sw_turn turns[TRAIN_TURNS + 1];
+        char why[256] = "";
+        random_example(&e);
+        const int count = build_run(&e, turns);
+        if (check_run(&e, turns, count, why) != 0)
+            fail_msg("shape %d (overlap %d, turning point %u of %u units, tied %d): %s", i,
+                     e.shape.overlap, e.shape.turning_point, e.shape.unit_count, e.shape.tied, why);
+        free_run(&e, turns, count);
+    }
+}
+
+/* From the second turn on a turn is the same whatever came before, so one steady turn can be reused. */
+static void the_steady_turn_repeats(void **state) {
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        struct example e;
+        struct sw_turn turns[TRAIN_TURNS + 1];
+        random_example(&e);
+        const int count = build_run(&e, turns);
+        assert_int_equal(turns[2].task_count, turns[3].task_count);
+        assert_memory_equal(turns[2].tasks, turns[3].tasks,
+                            turns[2].task_count * sizeof(struct sw_task));
+        free_run(&e, turns, count);
+    }
+}
+
+/* Takes away what orders a task against others, one kind of task at a time: the checker must object. */
+static void missing_waits_are_noticed(void **state) {
+    (void)state;
+    static const enum sw_task_kind kinds[] = {
+        SW_TASK_BATCH,  SW_TASK_FORWARD, SW_TASK_LOSS, SW_TASK_REDUCE, SW_TASK_GRAD,
+        SW_TASK_NORM,   SW_TASK_READ,    SW_TASK_ADAM, SW_TASK_WRITE,  SW_TASK_UPLOAD};
+    for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
+        int caught = 0;
+        for (int i = 0; i < 60 && !caught; i++) {
+            struct example e;
+            struct sw_turn turns[TRAIN_TURNS + 1];
+            char why[256];
+            random_example(&e);
+            const int count = build_run(&e, turns);
+            for (int t = 0; t < count; t++)
+                for (uint32_t j = 0; j < turns[t].task_count; j++)
+                    if (turns[t].tasks[j].kind == kinds[k]) turns[t].tasks[j].dep_count = 0;
+            caught = check_run(&e, turns, count, why) != 0;
+            free_run(&e, turns, count);
+        }
+        if (!caught) fail_msg("%s without its waits passes", sw_task_name(kinds[k]));
+    }
+}
+
+static void a_skipped_update_is_noticed(void **state) {
+    (void)state;
+    struct example e;
+    struct sw_turn turns[TRAIN_TURNS + 1];
+    char why[256];
+    do {
+        random_example(&e);
+        if (sw_turn_shape_is_late(&e.shape)) break;
+        sw_placement_free(&e.placement);
+    } while (1);
+    const int count = build_run(&e, turns);
+    assert_int_not_equal(check_run(&e, turns, count - 1, why), 0); /* no drain */
+    free_run(&e, turns, count);
+}
+
+int main(void) {
+    const char *seed = getenv("TEST_SEED");
+    random_state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
+    print_message("TEST_SEED=%llu\n", (unsigned long long)random_state);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_turns_keep_the_invariants),
+        cmocka_unit_test(the_steady_turn_repeats),
+        cmocka_unit_test(missing_waits_are_noticed),
+        cmocka_unit_test(a_skipped_update_is_noticed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,334 @@
+/* tools/cmd_doctor.c - what this machine gives to training, checked by trying it.
+ *
+ * One line per check: state, what was found, why, and what would change it. Storage is checked with
+ * a small store of the kind that a run makes, so the answer is the run's own. */
+#include "tools/commands.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "cpu_adam/adam.h"
+#include "nvme/nvme.h"
+#include "offload/arena.h"
+#include "offload/topology.h"
+
+enum { FOLDERS_MAX = 64, CHECKS_MAX = 8 + 3 * FOLDERS_MAX, TEXT_BYTES = 512 };
+#define PROBE_BYTES (4u << 20)
+#define LOW_DISK    (1ull << 30)
+
+/* SLOW: works, and costs speed. BAD: does not work. INFO never counts. */
+enum state { OK, INFO, SLOW, BAD };
+static const char *const state_names[] = {"ok", "info", "slow", "bad"};
+
+struct check {
+    const char *name;
+    enum state state;
+    char found[TEXT_BYTES], why[TEXT_BYTES], fix[TEXT_BYTES];
+};
+
+struct doctor {
+    struct check checks[CHECKS_MAX];
+    int count;
+    char said[TEXT_BYTES]; /* the first line that a probe logged: the reason of a refusal */
+};
+
+static void keep_first(enum sw_log_level level, const char *line, void *ctx) {
+    struct doctor *d = ctx;
+    if (level != SW_LOG_INFO && !*d->said) snprintf(d->said, sizeof(d->said), "%s", line);
+}
+
+static __attribute__((format(printf, 4, 5))) struct check *
+add(struct doctor *d, const char *name, enum state state, const char *format, ...) {
+    assert(d->count < CHECKS_MAX);
+    struct check *c = &d->checks[d->count++];
+    c->name = name;
+    c->state = state;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(c->found, sizeof(c->found), format, args);
+    va_end(args);
+    return c;
+}
+
+static void because(struct check *c, const char *why, const char *fix) {
+    snprintf(c->why, sizeof(c->why), "%s", why);
+    snprintf(c->fix, sizeof(c->fix), "%s", fix);
+}
+
+static void check_isa(struct doctor *d) {
+    const struct sw_adam_variant *picked, *best = sw_adam_variants;
+    while (!best->supported()) best++;
+    d->said[0] = 0;
+    if (sw_adam_pick(&picked) < 0) {
+        because(add(d, "instructions", BAD, "no variant"), d->said,
+                "unset SPILLWAY_ISA, or set it to avx512, avx2 or scalar");
+        return;
+    }
+    if (picked != best)
+        because(add(d, "instructions", SLOW, "%s", picked->name),
+                "SPILLWAY_ISA forces it, and this CPU can do better", "unset SPILLWAY_ISA");
+    else if (strcmp(picked->name, "scalar") == 0)
+        because(add(d, "instructions", SLOW, "scalar"), "this CPU has no AVX2",
+                "a CPU from 2013 or later, or a virtual machine that shows its host's CPU");
+    else
+        add(d, "instructions", OK, "%s", picked->name);
+}
+
+static void check_machine(struct doctor *d) {
+    struct sw_topology t;
+    d->said[0] = 0;
+    if (sw_topology_read(&t) < 0) {
+        because(add(d, "cores", BAD, "unknown"), d->said, "mount /proc and /sys");
+        return;
+    }
+    struct check *c = add(d, "cores", OK, "%d of %s, %d NUMA node%s, %d thread%s", t.cpus,
+                          t.cpu_name, t.numa_nodes, t.numa_nodes == 1 ? "" : "s",
+                          sw_topology_threads(&t), sw_topology_threads(&t) == 1 ? "" : "s");
+    if (t.quota_cpus < t.cpus) {
+        c->state = SLOW;
+        because(c, "the container's CPU quota is below the cores it may run on",
+                "raise the quota (docker run --cpus, cpu.max)");
+    }
+    char size[32];
+    add(d, "memory", OK, "%s may be used", sw_size_print(t.memory_bytes, size, sizeof(size)));
+}
+
+static void check_huge_pages(struct doctor *d) {
+    char line[128] = "";
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/enabled", "re");
+    if (f) {
+        if (!fgets(line, sizeof(line), f)) line[0] = 0;
+        fclose(f);
+    }
+    if (strstr(line, "[always]"))
+        add(d, "huge pages", OK, "always");
+    else if (strstr(line, "[madvise]"))
+        add(d, "huge pages", OK, "on request");
+    else
+        because(add(d, "huge pages", SLOW, "off"),
+                *line ? "transparent huge pages are set to never" : "the kernel has none",
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+}
+
+/* CAP_IPC_LOCK lifts the limit. It is bit 14 of the effective set. */
+static int may_lock_anything(void) {
+    FILE *f = fopen("/proc/self/status", "re");
+    if (!f) return 0;
+    char line[256];
+    unsigned long long caps = 0;
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "CapEff: %llx", &caps) == 1) break;
+    fclose(f);
+    return (caps >> 14) & 1;
+}
+
+static void check_memlock(struct doctor *d) {
+    struct rlimit limit;
+    char size[32];
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        add(d, "locked memory", OK, "unlimited");
+    else if (may_lock_anything())
+        add(d, "locked memory", OK, "unlimited for this user (CAP_IPC_LOCK)");
+    else if (limit.rlim_cur >= (1ull << 30))
+        add(d, "locked memory", OK, "%s", sw_size_print(limit.rlim_cur, size, sizeof(size)));
+    else
+        because(
+            add(d, "locked memory", SLOW, "%s", sw_size_print(limit.rlim_cur, size, sizeof(size))),
+            "chunk buffers are registered with io_uring, which locks them",
+            "ulimit -l unlimited, docker run --ulimit memlock=-1, or limits.conf");
+}
+
+/* Writes a pattern through a queue and reads it back into the second half of the arena. */
+static int round_trip(struct sw_nvme_store *store, struct sw_arena *arena,
+                      struct sw_nvme_mode *mode) {
+    char *half[2] = {arena->base, arena->base + PROBE_BYTES};
+    for (uint32_t i = 0; i < PROBE_BYTES; i++) half[0][i] = (char)(i * 31 + (i >> 12));
+    memset(half[1], 0, PROBE_BYTES);
+    for (int write = 1; write >= 0; write--) {
+        struct sw_nvme_queue *queue;
+        int ret = sw_nvme_queue_open(&queue, store, write, 4, 1u << 20, arena->base, arena->bytes);
+        if (ret < 0) return ret;
+        struct sw_nvme_req req = {.buf = half[!write], .write = (uint32_t)write}, *done;
+        ret = sw_nvme_submit(queue, &req);
+        if (!ret) ret = sw_nvme_reap(queue, &done, 1, 1);
+        if (ret >= 0) ret = req.result;
+        sw_nvme_queue_mode(queue, mode);
+        sw_nvme_queue_close(queue);
+        if (ret < 0) return ret;
+    }
+    if (memcmp(half[0], half[1], PROBE_BYTES) == 0) return 0;
+    sw_error("nvme: what was read back differs from what was written");
+    return -EIO;
+}
+
+static int probe_folder(struct doctor *d, const char *folder, struct sw_nvme_mode *mode) {
+    char name[64];
+    snprintf(name, sizeof(name), "spillway-doctor-%ld", (long)getpid());
+    const uint64_t record = PROBE_BYTES;
+    const struct sw_nvme_options options = {&folder, 1, name, &record, 1, 1};
+    struct sw_nvme_store *store;
+    struct sw_arena arena;
+    d->said[0] = 0;
+    int ret = sw_arena_open(&arena, 2ull * PROBE_BYTES);
+    if (ret < 0) return ret;
+    ret = sw_nvme_open(&store, &options);
+    if (!ret) {
+        ret = round_trip(store, &arena, mode);
+        sw_nvme_close(store, 1);
+    }
+    sw_arena_close(&arena);
+    return ret;
+}
+
+static void check_ring(struct doctor *d, const struct sw_nvme_mode *mode) {
+    if (!mode->io_uring) {
+        because(
+            add(d, "io_uring", SLOW, "refused, threads instead"), d->said,
+            "sysctl kernel.io_uring_disabled=0; in a container a seccomp profile that admits it");
+        return;
+    }
+    add(d, "io_uring", OK, "usable");
+    if (mode->fixed_buffers && mode->fixed_files)
+        add(d, "registration", OK, "buffers and files");
+    else
+        because(add(d, "registration", SLOW, "no %s%s%s", mode->fixed_buffers ? "" : "buffers",
+                    mode->fixed_buffers || mode->fixed_files ? "" : ", no ",
+                    mode->fixed_files ? "" : "files"),
+                d->said, "ulimit -l unlimited, and a kernel from 5.10 on");
+}
+
+static void check_folder(struct doctor *d, const char *folder, int first) {
+    struct sw_nvme_mode mode;
+    const int ret = probe_folder(d, folder, &mode);
+    if (ret < 0) {
+        because(add(d, "storage", BAD, "%s: %s", folder, strerror(-ret)), d->said,
+                "name an existing, writable folder on a local drive with --nvme");
+        return;
+    }
+    if (first) check_ring(d, &mode);
+    if (mode.direct)
+        add(d, "direct I/O", OK, "%s", folder);
+    else
+        because(add(d, "direct I/O", SLOW, "%s: through the page cache", folder),
+                *d->said ? d->said : "the file system refuses it",
+                "a folder on ext4 or xfs, on a local drive");
+    struct statvfs vfs;
+    if (statvfs(folder, &vfs)) return;
+    char size[32];
+    const uint64_t bytes = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    struct check *c =
+        add(d, "free space", OK, "%s: %s", folder, sw_size_print(bytes, size, sizeof(size)));
+    if (bytes < LOW_DISK) {
+        c->state = SLOW;
+        because(c, "optimizer state takes 12 bytes for each parameter", "make room");
+    }
+}
+
+static void print_text(const struct doctor *d) {
+    for (int i = 0; i < d->count; i++) {
+        const struct check *c = &d->checks[i];
+        printf("%-4s  %-13s %s", state_names[c->state], c->name, c->found);
+        if (*c->why) printf("; why: %s", c->why);
+        if (*c->fix) printf("; fix: %s", c->fix);
+        putchar('\n');
+    }
+}
+
+static int print_json(const struct doctor *d, int healthy) {
+    json_t *list = json_array();
+    for (int i = 0; i < d->count; i++) {
+        const struct check *c = &d->checks[i];
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s, s:s}", "name", c->name, "state",
+                                              state_names[c->state], "found", c->found, "why",
+                                              c->why, "fix", c->fix));
+    }
+    json_t *root = json_pack("{s:i, s:b, s:o}", "schema", 1, "ok", healthy, "checks", list);
+    const int ret = root ? json_dumpf(root, stdout, JSON_INDENT(2)) : -1;
+    putchar('\n');
+    json_decref(root);
+    return ret;
+}
+
+static void help(void) {
+    puts("usage: spillway doctor [--nvme DIR[,DIR...]] [--json]\n"
+         "\n"
+         "Tries what training needs on this machine and prints a line per check: its state (ok,\n"
+         "info, slow or bad), what was found, why, and what would change it.\n"
+         "\n"
+         "  --nvme DIR[,DIR...]  folders to try, one per drive (default: the current one)\n"
+         "  --json               one JSON object instead of lines\n"
+         "  --help               this text\n"
+         "\n"
+         "Exit status: 0 nothing that costs speed is missing, 1 something is, 2 bad command line.");
+}
+
+int sw_cmd_doctor(int argc, char **argv) {
+    static const struct option options[] = {{"nvme", required_argument, NULL, 'n'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    const char *folders[FOLDERS_MAX] = {"."};
+    char *list = NULL;
+    int folder_count = 1, json = 0, opt;
+    optind = 0; /* main has parsed its own options */
+    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (opt == 'h') {
+            help();
+            free(list);
+            return 0;
+        }
+        if (opt == '?') {
+            free(list);
+            return 2;
+        }
+        if (opt == 'j') json = 1;
+        if (opt != 'n') continue;
+        free(list);
+        list = strdup(optarg);
+        folder_count = 0;
+        for (char *rest = list, *one; list && (one = strsep(&rest, ",")) != NULL;) {
+            if (!*one || folder_count == FOLDERS_MAX) {
+                fprintf(stderr, "spillway doctor: --nvme takes 1 to %d folders: '%s'\n",
+                        FOLDERS_MAX, optarg);
+                free(list);
+                return 2;
+            }
+            folders[folder_count++] = one;
+        }
+    }
+    if (optind < argc) {
+        fprintf(stderr, "spillway doctor: '%s' is not expected here\n", argv[optind]);
+        free(list);
+        return 2;
+    }
+    struct doctor *d = calloc(1, sizeof(*d));
+    if (!d) return 1;
+    sw_log_set_sink(keep_first, d);
+    check_isa(d);
+    check_machine(d);
+    check_huge_pages(d);
+    check_memlock(d);
+    for (int i = 0; i < folder_count; i++) check_folder(d, folders[i], i == 0);
+    add(d, "device", INFO, "host only: this build has no CUDA plugin");
+    sw_log_set_sink(NULL, NULL);
+    int healthy = 1;
+    for (int i = 0; i < d->count; i++) healthy &= d->checks[i].state < SLOW;
+    if (json)
+        print_json(d, healthy);
+    else
+        print_text(d);
+    free(d);
+    free(list);
+    return healthy ? 0 : 1;
+}
