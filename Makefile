@@ -115,11 +115,12 @@ $(O)/%.cpp.o: %.cpp Makefile
 	@echo "  CXX   $<"
 	$(Q)$(CXX) $(cxxflags) -c $< -o $@
 
+# Selects become blends only where a comparison may not trap; no value depends on it.
 define isa_rule
 $(O)/%_isa.$(1).o: %_isa.c Makefile
 	@mkdir -p $$(@D)
 	@echo "  CC    $$< ($(1))"
-	$(Q)$(CC) $$(cflags) $$(speed) $(isa_$(1)) -DSW_ISA=$(1) -c $$< -o $$@
+	$(Q)$(CC) $$(cflags) $$(speed) $(isa_$(1)) -fno-trapping-math -DSW_ISA=$(1) -c $$< -o $$@
 endef
 $(foreach i,$(isas),$(eval $(call isa_rule,$(i))))
 

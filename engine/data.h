@@ -1,8 +1,8 @@
 /* engine/data.h - token files, rows and their order.
  *
- * Tokens are flat little-endian uint16 up to a vocabulary of 65,536, else uint32; an optional mask file
- * has one uint8 per token: byte i says whether the prediction OF token i counts. Files are mapped.
- * Row r of an epoch has inputs tok[rT .. rT+T-1] and targets one token later; n tokens give
+ * Tokens are flat little-endian uint16 up to a vocabulary of 65,536, else uint32; an optional mask
+ * file has one uint8 per token: byte i says whether the prediction OF token i counts. Files are
+ * mapped. Row r of an epoch has inputs tok[rT .. rT+T-1] and targets one token later; n tokens give
  * floor((n-1)/T) rows. Position p = 0, 1, ... of the run is row order(p % rows) of epoch p / rows:
  * a pure function of seed and epoch. Read-only after open; any thread may read. */
 #ifndef ENGINE_DATA_H
@@ -22,8 +22,8 @@ struct sw_data {
     uint64_t seed;
 };
 
-/* Opens and checks: every id below vocab (else the offset is named), whole tokens, at least one row,
- * a mask of the same length. mask_path may be NULL. 0 or -errno, reported. */
+/* Opens and checks: every id below vocab (else its index is named), whole tokens, at least one row,
+ * a mask of the same length with 0 or 1 in it. mask_path may be NULL. 0 or -errno, reported. */
 int sw_data_open(struct sw_data *data, const char *path, const char *mask_path, uint32_t vocab,
                  uint32_t seq_len, enum sw_order order, uint64_t seed);
 void sw_data_close(struct sw_data *data);

@@ -371,7 +371,8 @@ void sw_executor_close(struct sw_executor *ex) {
     free(ex);
 }
 
-int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step, void *user) {
+int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step,
+                     struct sw_run *before_run) {
     int ret = error_of(ex);
     if (ret < 0) return ret;
     pthread_mutex_lock(&ex->lock);
@@ -384,8 +385,8 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
         ex->pushed_count ? &ex->runs[(ex->pushed_count - 1) % SW_RUNS_KEPT] : NULL;
     run->turn = turn;
     run->step = step;
-    run->user = user;
-    run->cancelled = 0;
+    run->before = before_run;
+    atomic_store(&run->cancelled, 0);
     run->lanes_left = SW_LANE_COUNT;
     run->slot_base = ex->slot_total;
     run->emit_base = ex->emit_total;
@@ -400,6 +401,20 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
     pthread_cond_broadcast(&ex->pushed);
     pthread_mutex_unlock(&ex->lock);
     return 0;
+}
+
+struct sw_run *sw_executor_last_run(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    struct sw_run *run = ex->pushed_count ? &ex->runs[(ex->pushed_count - 1) % SW_RUNS_KEPT] : NULL;
+    pthread_mutex_unlock(&ex->lock);
+    return run;
+}
+
+int sw_executor_active(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    const int active = (int)(ex->pushed_count - ex->ended_count);
+    pthread_mutex_unlock(&ex->lock);
+    return active;
 }
 
 int sw_executor_wait(struct sw_executor *ex) {

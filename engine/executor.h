@@ -9,6 +9,7 @@
  * Threads: push, wait and idle belong to one thread, the trainer's. */
 #ifndef ENGINE_EXECUTOR_H
 #define ENGINE_EXECUTOR_H
+#include <stdatomic.h>
 #include <stdint.h>
 #include "engine/turn.h"
 #include "kernels/device.h"
@@ -18,10 +19,10 @@ enum { SW_RUNS_ACTIVE_MAX = 2, SW_RUNS_KEPT = 4, SW_LANE_IN_FLIGHT_MAX = 8 };
 /* One turn on its way. Valid until SW_RUNS_KEPT further pushes. */
 struct sw_run {
     const struct sw_turn *turn;
-    uint64_t step;                 /* of the turn; the last one trained for a drain */
+    uint64_t step;                 /* of the turn; of the one that never began for a drain */
     uint64_t slot_base, emit_base; /* uses of the rings by earlier runs */
-    int cancelled;                 /* set by the first BATCH; what is not late then does nothing */
-    void *user;                    /* the trainer's */
+    atomic_int cancelled;          /* set by the first BATCH; what is not late then does nothing */
+    struct sw_run *before;         /* of the same stretch, or NULL: late tasks belong to its step */
     uint64_t *start_ns, *end_ns;   /* by task; busy time, without waiting */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
@@ -49,7 +50,12 @@ void sw_executor_close(struct sw_executor *ex); /* NULL is fine; aborts what sti
 
 /* Starts a turn behind those that run. 0, -EAGAIN (SW_RUNS_ACTIVE_MAX are active: wait), or the
  * error that aborted the executor. */
-int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step, void *user);
+int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_t step,
+                     struct sw_run *before);
+
+/* The run that was pushed last (NULL before the first), and how many have not ended. */
+struct sw_run *sw_executor_last_run(struct sw_executor *ex);
+int sw_executor_active(struct sw_executor *ex);
 
 /* Waits until a run has ended or sw_executor_nudge() was called since the last wait. 0, or the error. */
 int sw_executor_wait(struct sw_executor *ex);

@@ -3,7 +3,8 @@
  *
  * sw_model_open() reads config.json, maps every safetensors file and checks each header against the
  * file and each tensor against the configuration before anything is used. Weights are read from the
- * maps piece by piece; a model is never whole in memory. Read-only after open: any thread may read. */
+ * maps piece by piece; a model is never whole in memory. Read-only after open: any thread may read.
+ */
 #ifndef ENGINE_MODEL_H
 #define ENGINE_MODEL_H
 #include <stdint.h>
@@ -39,7 +40,7 @@ enum {
     SW_LAYER_NORM1, SW_LAYER_Q, SW_LAYER_K, SW_LAYER_V, SW_LAYER_O, SW_LAYER_NORM2, SW_LAYER_GATE,
     SW_LAYER_UP, SW_LAYER_DOWN
 };
-/* The embedding's unit has one tensor; the head's unit has the final norm and, untied, the matrix. */
+/* The embedding's unit has one tensor; the head's has the final norm and, untied, the matrix. */
 enum { SW_HEAD_NORM, SW_HEAD_MATRIX };
 
 struct sw_unit {
@@ -86,15 +87,15 @@ uint64_t sw_model_fingerprint(const struct sw_model *model);
 typedef int (*sw_model_fetch)(void *ctx, uint32_t unit, uint64_t first, uint64_t count,
                               enum sw_dtype dtype, void *out);
 
-/* Writes a model folder: config.json with its dtype following, model.safetensors (or shards of at most
- * 5 GB with an index), and the tokenizer and generation files of model->dir carried along. `dir` must
- * exist. Everything is written to temporary names in `dir`, synced, then renamed, config.json last:
- * whatever happens, a folder with config.json is complete. */
+/* Writes a model folder: config.json with its dtype following, model.safetensors (or shards of at
+ * most 5 GB with an index), and the tokenizer and generation files of model->dir carried along.
+ * `dir` must exist. Everything is written to temporary names in `dir`, synced, then renamed,
+ * config.json last: whatever happens, a folder with config.json is complete. */
 int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                   sw_model_fetch fetch, void *ctx);
 
-/* Makes a model folder from a configuration alone: matrices N(0, initializer_range), norms 1, from a
- * counter-based generator keyed by seed and tensor, so equal seeds give equal files. */
+/* Makes a model folder from a configuration alone: matrices N(0, initializer_range), norms 1, from
+ * a counter-based generator keyed by seed and tensor, so equal seeds give equal files. */
 int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum sw_dtype dtype);
 
 #endif

@@ -86,6 +86,9 @@ static void say_buffers_refused(uint64_t bytes, int err) {
 
 static void ring_close(void *arg) {
     struct ring_io *io = arg;
+    /* The kernel takes a ring down some time later; files and locked memory are given back now. */
+    if (io->fixed_files) io_uring_unregister_files(&io->ring);
+    if (io->fixed_buffers) io_uring_unregister_buffers(&io->ring);
     io_uring_queue_exit(&io->ring);
     free(io);
 }

@@ -167,7 +167,7 @@ static int transient(int result) {
 static int retry(struct slot *slot) {
     if (++slot->tries > SW_NVME_RETRIES_MAX) return 0;
     if (slot->tries > SW_NVME_RETRIES_MAX / 4) {
-        const struct timespec wait = {0, 1000000L * slot->tries};
+        const struct timespec wait = {0, 5000000L};
         nanosleep(&wait, NULL);
     }
     return 1;

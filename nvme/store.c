@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -195,7 +196,8 @@ static int no_space(const struct sw_nvme_file *file, uint64_t needed, uint64_t a
 
 static uint64_t free_bytes(const struct sw_nvme_file *file) {
     struct statvfs vfs;
-    return fstatvfs(file->fd, &vfs) ? 0 : (uint64_t)vfs.f_bavail * vfs.f_frsize;
+    if (fstatvfs(file->fd, &vfs) || vfs.f_blocks == 0) return UINT64_MAX; /* it does not say */
+    return (uint64_t)vfs.f_bavail * vfs.f_frsize;
 }
 
 /* Compares what all files on one file system still need with what is free there, before any byte is
@@ -221,11 +223,19 @@ static int check_space(struct sw_nvme_store *store) {
 }
 
 static int preallocate(struct sw_nvme_file *file, uint64_t size) {
+    /* Asked first: growing past this limit would end the process with SIGXFSZ. */
+    struct rlimit limit;
+    if (!getrlimit(RLIMIT_FSIZE, &limit) && limit.rlim_cur != RLIM_INFINITY &&
+        size > limit.rlim_cur) {
+        sw_error(
+            "nvme: '%s' needs %llu bytes and the limit of a file's size is %llu: raise ulimit -f",
+            file->path, (unsigned long long)size, (unsigned long long)limit.rlim_cur);
+        return -EFBIG;
+    }
     if (ftruncate(file->fd, (off_t)size)) {
         const int ret = -errno;
         sw_error("nvme: cannot size '%s' to %llu bytes: %s%s", file->path, (unsigned long long)size,
-                 strerror(-ret),
-                 ret == -EFBIG ? "; a limit of the file system or of ulimit -f" : "");
+                 strerror(-ret), ret == -EFBIG ? "; the file system has a smaller limit" : "");
         return ret;
     }
     int ret = 0;
@@ -269,6 +279,7 @@ static void release(struct sw_nvme_store *store, int unlink_all, int unlink_crea
         if (file->fd >= 0) {
             /* Before the lock goes, or a newcomer's file could be the one that is removed. */
             if (unlink_all || (unlink_created && file->created)) unlink(file->path);
+            flock(file->fd, LOCK_UN); /* a ring on its way down may hold the file a little longer */
             close(file->fd);
         }
         free(file->path);

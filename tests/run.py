@@ -13,6 +13,7 @@ lines do not explain counts as one more failure. A file whose first 40 lines hol
 "time limit: N s" has that limit instead of the usual one. With STRICT=1 a skip is a failure.
 
     tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [PATTERN...]
+    tests/run.py [--config NAME] --exec COMMAND...
 """
 import argparse
 import fnmatch
@@ -216,8 +217,12 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="name the tests that passed too")
     parser.add_argument("--case", action="append", default=[], metavar="NAME",
                         help="of whole-program tests, run only the tests of this name")
+    parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
+                        help="run this with the configuration's environment, nothing else")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="e.g. test_adam same_bits")
     args = parser.parse_args()
+    if args.exec:
+        os.execvpe(args.exec[0], args.exec, environment(args.config))
     strict = os.environ.get("STRICT", "") not in ("", "0")
 
     programs = find_programs(args.config, args.patterns)

@@ -1,8 +1,11 @@
-/* tools/commands.h - the subcommands. argv[0] is the command's own name; the result is the exit
+/* tools/commands.h - the subcommands. argv[0] is the command's own name; each returns the exit
  * status. */
 #ifndef TOOLS_COMMANDS_H
 #define TOOLS_COMMANDS_H
 
+int sw_cmd_train(int argc, char **argv);
+int sw_cmd_inspect(int argc, char **argv);
+int sw_cmd_init(int argc, char **argv);
 int sw_cmd_doctor(int argc, char **argv);
 
 #endif

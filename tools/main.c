@@ -1,1 +1,63 @@
-int main(void) { return 0; }
+/* tools/main.c - finds the subcommand; the only place where messages of the layers below get
+ * printed. */
+#include "tools/commands.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "tools/options.h"
+
+static const struct {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"train", "fine-tune a model", sw_cmd_train},
+    {"inspect", "show a model folder: configuration, parameters, files", sw_cmd_inspect},
+    {"init", "make a model folder with random weights from a configuration", sw_cmd_init},
+    {"doctor", "check what this machine offers", sw_cmd_doctor},
+};
+enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
+
+static void print_line(enum sw_log_level level, const char *line, void *ctx) {
+    (void)ctx;
+    static const char *const words[] = {"error: ", "warning: ", ""};
+    fprintf(stderr, "spillway: %s%s\n", words[level], line);
+}
+
+static void print_usage(FILE *out) {
+    fputs("usage: spillway COMMAND [options]\n\n"
+          "Fine-tunes language models whose training state does not fit in memory.\n\n",
+          out);
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fputs(
+        "\nspillway COMMAND --help lists a command's options; spillway --version says which build "
+        "this is.\n",
+        out);
+}
+
+int main(int argc, char **argv) {
+    sw_log_set_sink(print_line, NULL);
+    if (argc < 2) {
+        print_usage(stderr);
+        return SW_EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+        print_usage(stdout);
+        return SW_EXIT_OK;
+    }
+    if (!strcmp(name, "--version")) {
+        printf("spillway %s\n", SW_VERSION);
+        return SW_EXIT_OK;
+    }
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) {
+        if (!strcmp(name, commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+        names[i] = commands[i].name;
+    }
+    sw_error("unknown command '%s'; the nearest is '%s' (spillway --help lists all)", name,
+             sw_nearest(name, names, COMMANDS));
+    return SW_EXIT_USAGE;
+}

@@ -1,0 +1,23 @@
+/* engine/output.h - the output folder of a run: taken without losing what is there, filled so that
+ * whatever is visible under its final name is complete. */
+#ifndef ENGINE_OUTPUT_H
+#define ENGINE_OUTPUT_H
+#include <stdint.h>
+#include "engine/model.h"
+
+/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves; and
+ * that it is neither the model's folder nor inside it. Changes nothing. -EEXIST, -ENOENT, ... reported. */
+int sw_output_check(const char *out, const char *model_dir, int restart);
+
+/* Makes the folder, emptied first when restarting. Call sw_output_check() before. *made says that
+ * the folder was not there. */
+int sw_output_take(const char *out, int restart, int *made);
+
+/* Writes the model to dir, which must not exist: to dir.partial first, then renamed. */
+int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
+                   sw_model_fetch fetch, void *ctx);
+
+/* `out`.step-N, or the next free name like it. */
+void sw_output_stopped_name(const char *out, uint64_t step, char *name, uint32_t name_size);
+
+#endif

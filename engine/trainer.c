@@ -1,0 +1,225 @@
+/* engine/trainer.c - opens a run (reads, checks, resolves, sizes) and closes it. */
+#include "engine/trainer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/log.h"
+#include "base/size.h"
+#include "engine/output.h"
+#include "engine/trainer_internal.h"
+
+enum { SEQ_LEN_DEFAULT = 512 };
+
+const char *sw_traffic_name(enum sw_traffic traffic) {
+    static const char *const names[] = {"h2d", "d2h", "comm", "nvme_read", "nvme_write"};
+    return names[traffic];
+}
+
+/* ---- open ---- */
+
+static int open_data(struct sw_trainer *t) {
+    struct sw_train_options *o = &t->options;
+    const uint32_t limit = t->model.config.max_positions;
+    if (o->seq_len == 0) o->seq_len = limit < SEQ_LEN_DEFAULT ? limit : SEQ_LEN_DEFAULT;
+    if (o->seq_len > limit) {
+        sw_error("--seq-len %u is longer than the model's limit of %u (max_position_embeddings in "
+                 "%s/config.json)", o->seq_len, limit, o->model);
+        return -EINVAL;
+    }
+    const uint32_t vocab = t->model.config.vocab;
+    int ret = sw_data_open(&t->data, o->data, o->mask, vocab, o->seq_len, o->order, o->seed);
+    if (ret < 0) return ret;
+    t->data_open = 1;
+    if (!o->val) return 0;
+    ret = sw_data_open(&t->val, o->val, NULL, vocab, o->seq_len, SW_ORDER_SEQUENTIAL, 0);
+    t->val_open = ret == 0;
+    return ret;
+}
+
+static void resolve_steps(struct sw_trainer *t) {
+    struct sw_train_options *o = &t->options;
+    const uint64_t rows = (uint64_t)o->micro_batch * o->accumulate;
+    if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
+    if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
+    if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
+    if (o->overlap == SW_OVERLAP_AUTO)
+        o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
+}
+
+static int open_device(struct sw_trainer *t) {
+    int ret = sw_topology_read(&t->topology);
+    if (ret < 0) return ret;
+    t->device_threads = sw_topology_threads(&t->topology);
+    if (t->options.threads == 0) t->options.threads = t->device_threads;
+    ret = sw_adam_pick(&t->adam_variant);
+    if (ret < 0) {
+        sw_error("SPILLWAY_ISA=%s: %s", getenv("SPILLWAY_ISA"),
+                 ret == -ENOTSUP ? "this CPU cannot run it"
+                                 : "unknown; use avx512, avx2 or scalar");
+        return ret;
+    }
+    const struct sw_host_device_options options = {
+        .threads = t->device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
+    ret = sw_device_host_open(&t->device, &options);
+    if (ret < 0) return ret;
+    return t->device.ops->stream_create(t->device.device, &t->stream);
+}
+
+/* How the share of the update that fits beside forward compares: forward is about a quarter of a
+ * step with recompute, so backward mode leaves the first quarter of the elements to it. */
+static uint32_t pick_turning_point(const struct sw_trainer *t) {
+    const uint32_t units = t->model.unit_count;
+    if (t->options.overlap == SW_OVERLAP_NONE) return 0;
+    if (t->options.overlap == SW_OVERLAP_FORWARD) return units;
+    uint64_t total = 0, sum = 0;
+    for (uint32_t u = 0; u < units; u++) total += t->unit_elements[u];
+    for (uint32_t u = 0; u < units; u++) {
+        sum += t->unit_elements[u];
+        if (sum * 4 > total) return u;
+    }
+    return 0;
+}
+
+static void write_numerics_key(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    snprintf(t->numerics_key, sizeof(t->numerics_key),
+             "ranks=1 micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=fp32 "
+             "grad_dtype=%s head_slice=%llu operators=%s",
+             o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
+             sw_dtype_name(o->grad_dtype),
+             (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens),
+             t->device.ops->numerics(t->device.device));
+}
+
+static int build_turns(struct sw_trainer *t) {
+    t->shape = (struct sw_turn_shape){
+        .unit_count = t->model.unit_count,
+        .micro_count = t->options.accumulate,
+        .tied = t->model.config.tied,
+        .overlap = t->options.overlap,
+        .turning_point = pick_turning_point(t),
+        .placement = &t->placement,
+    };
+    const struct sw_turn_shape *s = &t->shape;
+    const int late = sw_turn_shape_is_late(s);
+    int ret = sw_turn_build(&t->first, s, SW_TURN_TRAIN, 0, NULL);
+    if (ret == 0) ret = sw_turn_build(&t->second, s, SW_TURN_TRAIN, late, &t->first);
+    if (ret == 0) ret = sw_turn_build(&t->steady, s, SW_TURN_TRAIN, late, &t->second);
+    if (ret == 0 && late) ret = sw_turn_build(&t->drain_first, s, SW_TURN_DRAIN, 1, &t->first);
+    if (ret == 0 && late) ret = sw_turn_build(&t->drain, s, SW_TURN_DRAIN, 1, &t->steady);
+    if (ret == 0 && t->val_open) ret = sw_turn_build(&t->eval_first, s, SW_TURN_EVAL, 0, NULL);
+    if (ret == 0 && t->val_open)
+        ret = sw_turn_build(&t->eval_next, s, SW_TURN_EVAL, 0, &t->eval_first);
+    if (ret < 0) return ret;
+    for (uint32_t i = 0; i < t->steady.task_count; i++) t->late_tasks += t->steady.tasks[i].late;
+    t->train_tasks = t->steady.task_count - t->late_tasks;
+#ifdef SW_CHECK_TURNS
+    const struct sw_turn *const run[] = {&t->first, &t->second, &t->steady, &t->steady, &t->drain};
+    char why[256];
+    if (sw_turn_check(s, run, late ? 5 : 4, why, sizeof(why)) < 0) {
+        sw_error("the turn breaks an invariant: %s", why);
+        return -EINVAL;
+    }
+#endif
+    return 0;
+}
+
+int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *options,
+                    const struct sw_trainer_hooks *hooks) {
+    struct sw_trainer *t = calloc(1, sizeof(*t));
+    if (!t) return -ENOMEM;
+    t->options = *options;
+    t->hooks = *hooks;
+    int ret = sw_output_check(options->out, options->model, options->restart);
+    if (ret == 0) ret = sw_model_open(&t->model, options->model);
+    if (ret == 0) ret = open_data(t);
+    if (ret == 0) {
+        resolve_steps(t);
+        ret = open_device(t);
+    }
+    if (ret == 0) ret = sw_trainer_size(t);
+    if (ret == 0) {
+        write_numerics_key(t);
+        ret = build_turns(t);
+    }
+    if (ret < 0) {
+        sw_trainer_close(t);
+        return ret;
+    }
+    *out = t;
+    return 0;
+}
+
+/* ---- start ---- */
+
+static int open_executor(struct sw_trainer *t) {
+    const struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
+                                           &t->drain, &t->eval_first, &t->eval_next};
+    uint32_t tasks_max = 1, lane_max = 1;
+    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
+        if (turns[i]->task_count > tasks_max) tasks_max = turns[i]->task_count;
+        for (int l = 0; l < SW_LANE_COUNT; l++)
+            if (turns[i]->lane_count[l] > lane_max) lane_max = turns[i]->lane_count[l];
+    }
+    return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, tasks_max, lane_max);
+}
+
+/* What does not fit is refused before anything is allocated or written. */
+static int check_memory(const struct sw_trainer *t) {
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
+    const int count = sw_placement_table(&t->placement, &t->input, rows);
+    const uint64_t need = sw_placement_bytes(rows, count, SW_TIER_DEVICE) +
+                          sw_placement_bytes(rows, count, SW_TIER_HOST);
+    if (need <= t->topology.memory_bytes) return 0;
+    char a[32], b[32];
+    sw_error("the run needs %s of memory and this machine has %s: use --optimizer nvme, a smaller "
+             "--micro-batch, --accumulate or --seq-len (--dry-run prints the table)",
+             sw_size_print(need, a, sizeof(a)), sw_size_print(t->topology.memory_bytes, b, sizeof(b)));
+    return -ENOMEM;
+}
+
+int sw_trainer_start(struct sw_trainer *t) {
+    int ret = check_memory(t);
+    if (ret == 0) ret = sw_output_take(t->options.out, t->options.restart, &t->out_made);
+    if (ret == 0) ret = sw_trainer_allocate(t);
+    if (ret == 0) ret = sw_trainer_open_store(t);
+    if (ret == 0) ret = sw_trainer_load(t);
+    if (ret == 0) ret = open_executor(t);
+    return ret;
+}
+
+void sw_trainer_close(struct sw_trainer *t) {
+    if (!t) return;
+    sw_executor_close(t->executor);
+    sw_trainer_free_memory(t);
+    if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
+    struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
+                                     &t->drain, &t->eval_first, &t->eval_next};
+    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) sw_turn_free(turns[i]);
+    if (t->stream) t->device.ops->stream_destroy(t->stream);
+    if (t->device.device) t->device.ops->close(t->device.device);
+    if (t->data_open) sw_data_close(&t->data);
+    if (t->val_open) sw_data_close(&t->val);
+    sw_model_close(&t->model);
+    free(t);
+}
+
+/* ---- what open found ---- */
+
+const struct sw_train_options *sw_trainer_options(const struct sw_trainer *t) { return &t->options; }
+
+int sw_trainer_table(const struct sw_trainer *t, struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
+    return sw_placement_table(&t->placement, &t->input, rows);
+}
+
+const char *sw_trainer_numerics_key(const struct sw_trainer *t) { return t->numerics_key; }
+const char *sw_trainer_store_mode(const struct sw_trainer *t) { return t->store_mode; }
+uint64_t sw_trainer_params(const struct sw_trainer *t) { return t->model.params; }
+
+uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t) {
+    return t->step_rows * t->options.seq_len;
+}

@@ -1,0 +1,73 @@
+/* engine/trainer.h - a whole fine-tuning run: from options to a written model.
+ *
+ * sw_trainer_open() reads and checks everything that the options name, resolves what they leave open and
+ * sizes every pool, but allocates no pool and writes nothing: --dry-run stops there. sw_trainer_start() takes the
+ * output folder, allocates and loads; sw_trainer_run() trains. One trainer, one thread; hooks are called from
+ * that thread. Errors: 0 or -errno, reported. */
+#ifndef ENGINE_TRAINER_H
+#define ENGINE_TRAINER_H
+#include <stdatomic.h>
+#include <stdint.h>
+#include "engine/options.h"
+#include "engine/turn.h"
+
+enum sw_traffic { SW_BYTES_H2D, SW_BYTES_D2H, SW_BYTES_COMM, SW_BYTES_NVME_READ, SW_BYTES_NVME_WRITE,
+                  SW_BYTES_COUNT };
+const char *sw_traffic_name(enum sw_traffic traffic);
+
+/* What one step did, all of its update included, whichever turn that ran in. */
+struct sw_step_report {
+    uint64_t step, steps; /* this one, from 1; of the run */
+    double loss;          /* before the update; NaN when no token counted */
+    double grad_norm;     /* before clipping */
+    double clip_factor, lr;
+    uint64_t tokens;      /* unmasked */
+    double step_s;
+    double lane_busy_s[SW_LANE_COUNT];
+    enum sw_lane step_clock;
+    double clock_share;
+    uint64_t bytes[SW_BYTES_COUNT];
+    uint64_t memory_bytes[SW_TIER_COUNT];
+    int skipped;
+    char why_skipped[192];
+};
+
+struct sw_trainer_hooks {
+    void *ctx;
+    void (*on_step)(void *ctx, const struct sw_step_report *report);
+    void (*on_eval)(void *ctx, uint64_t step, double loss, uint64_t tokens);
+    void (*on_eval_progress)(void *ctx, uint64_t rows, uint64_t rows_total);
+    void (*on_saved)(void *ctx, uint64_t step, const char *dir);
+    const atomic_int *stop; /* non-zero: finish the step at hand and save */
+};
+
+struct sw_trainer;
+
+int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *options,
+                    const struct sw_trainer_hooks *hooks);
+void sw_trainer_close(struct sw_trainer *t); /* NULL is fine */
+
+/* After open: the options with every default resolved, and the byte table. */
+const struct sw_train_options *sw_trainer_options(const struct sw_trainer *t);
+int sw_trainer_table(const struct sw_trainer *t, struct sw_byte_row rows[SW_BYTE_ROWS_MAX]);
+const char *sw_trainer_numerics_key(const struct sw_trainer *t);
+uint64_t sw_trainer_params(const struct sw_trainer *t);
+uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t);
+
+int sw_trainer_start(struct sw_trainer *t);
+
+/* Text on what the store uses ("io_uring, direct, ..."), after start; "" without a store. */
+const char *sw_trainer_store_mode(const struct sw_trainer *t);
+
+/* 0: done, the model is in --out. 1: stopped by hooks->stop; *stopped_at is the last finished step
+ * and the weights are where on_saved said. Or -errno. */
+int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at);
+
+/* Hashes over masters, momenta, variances and working weights in unit order, after a run: equal
+ * hashes mean equal bits, whatever the tiers and chunks. XXH3, 64 bits each. */
+struct sw_digest {
+    uint64_t master, momentum, variance, weights;
+};
+int sw_trainer_digest(struct sw_trainer *t, struct sw_digest *digest);
+
+#endif

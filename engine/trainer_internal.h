@@ -1,0 +1,150 @@
+/* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
+ * trainer_lanes.c (what each task does), trainer_run.c (the loop, evaluation and saving).
+ *
+ * Ownership between threads: a step's record is set up by the trainer's thread before its turn is pushed;
+ * each field is then written by one lane and read by lanes that wait for it, and by the trainer's thread once
+ * tasks_left is 0. */
+#ifndef ENGINE_TRAINER_INTERNAL_H
+#define ENGINE_TRAINER_INTERNAL_H
+#include "cpu_adam/adam.h"
+#include "engine/executor.h"
+#include "engine/llama.h"
+#include "engine/trainer.h"
+#include "nvme/nvme.h"
+#include "offload/arena.h"
+#include "offload/topology.h"
+
+enum { STEP_RECORDS = SW_RUNS_KEPT, SPANS_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1 };
+
+struct step_record {
+    uint64_t step;
+    double lr;
+    /* Control lane's verdict. */
+    struct sw_adam_step adam;
+    float decay; /* 1 - lr * weight_decay */
+    int apply;
+    double factor;
+    struct sw_step_report report;
+    /* Batch. */
+    uint64_t tokens;
+    /* Accounting. */
+    uint64_t busy_ns[SW_LANE_COUNT];
+    atomic_uint tasks_left;
+    uint64_t end_ns;
+    struct sw_run *run;
+};
+
+/* A run of elements inside a chunk that decays alike. */
+struct chunk_span {
+    uint64_t first, count; /* of the chunk */
+    int decays;
+};
+
+struct chunk_state {
+    struct chunk_span spans[SPANS_MAX];
+    int span_count;
+    /* Never updated: the master is the model's weight and the moments are 0. Set by the write lane,
+     * read by the read lane, which waits for that write. */
+    int virgin;
+};
+
+/* What comes down with a unit's gradient. */
+struct unit_norms {
+    double *block_sums; /* host, block_count */
+    uint64_t block_count;
+    struct sw_nonfinite bad;
+};
+
+struct eval_state {
+    uint64_t next_row; /* data lane */
+    double loss_sum;   /* control lane */
+    uint64_t tokens;   /* data lane */
+};
+
+struct sw_trainer {
+    struct sw_train_options options; /* resolved */
+    struct sw_trainer_hooks hooks;
+    struct sw_model model;
+    struct sw_data data, val;
+    int data_open, val_open;
+    struct sw_topology topology;
+    int device_threads;
+    struct sw_device_handle device;
+    const struct sw_adam_variant *adam_variant;
+    char numerics_key[512];
+
+    uint64_t *unit_elements;
+    struct sw_placement_input input;
+    struct sw_placement placement;
+    struct sw_turn_shape shape;
+    uint64_t step_rows, micro_tokens;
+
+    /* Device memory: one allocation, carved. */
+    char *device_base;
+    uint64_t device_bytes, device_used;
+    char **weights;  /* by unit */
+    char *kept;      /* [unit - 1][micro], activation_bytes each */
+    char *between;   /* [micro]: the gradient between units */
+    char *acc[SW_ACC_SLOTS + 1]; /* the last one is the tied embedding's */
+    char *grad_slots[SW_GRAD_SLOTS];
+    char **grad_resident; /* by unit, when they stay on the device */
+    double **block_sums;  /* by unit */
+    struct sw_nonfinite *bad; /* by unit */
+    double *loss_sums;        /* by micro */
+    int32_t *batch_tokens, *batch_targets;
+    uint8_t *batch_mask;
+    struct sw_device_adam_step *device_step;
+    char *device_state;
+    struct sw_llama llama;
+
+    /* Host memory. */
+    struct sw_arena arena;
+    char *host_state, **host_grads, *chunk_slots, *emit_slots;
+    int32_t *stage_tokens, *stage_targets;
+    uint8_t *stage_mask;
+    struct unit_norms *norms; /* by unit */
+    double *host_loss_sums;
+    struct sw_device_adam_step host_step; /* staging of the device's scalars */
+    struct chunk_state *chunks;
+
+    struct sw_nvme_store *store;
+    struct sw_nvme_queue *reader, *writer;
+    struct sw_nvme_req requests[2][SW_LANE_IN_FLIGHT_MAX]; /* read, write; a ring each */
+    uint32_t request_next[2];
+    char store_mode[160];
+
+    struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
+    struct sw_executor *executor;
+    struct sw_stream *stream; /* the trainer's thread's own */
+
+    struct step_record records[STEP_RECORDS];
+    uint32_t train_tasks, late_tasks; /* per step: in its own turn, in the next one */
+    uint64_t updates;                 /* applied; control lane */
+    uint32_t skips_in_a_row;          /* control lane */
+    struct eval_state eval;
+    uint64_t reported;     /* steps */
+    uint64_t last_end_ns;  /* of the step before, or of the last pause */
+    int out_made;
+};
+
+static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step) {
+    return &t->records[step % STEP_RECORDS];
+}
+
+/* trainer_memory.c: sizes, allocation, filling. */
+int sw_trainer_size(struct sw_trainer *t);
+int sw_trainer_allocate(struct sw_trainer *t);
+int sw_trainer_load(struct sw_trainer *t);
+int sw_trainer_open_store(struct sw_trainer *t);
+void sw_trainer_free_memory(struct sw_trainer *t);
+
+/* trainer_lanes.c */
+extern const struct sw_executor_ops sw_trainer_lanes;
+void sw_trainer_host_adam(const struct sw_device_adam_step *step,
+                          const struct sw_device_adam *spans, int span_count, void *ctx);
+
+/* A sw_model_fetch over the device's working weights, for the trainer's thread when lanes are idle. */
+int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
+                     void *out);
+
+#endif

@@ -1,0 +1,478 @@
+/* engine/trainer_lanes.c - what each kind of task does. The executor decides when. */
+#include "engine/trainer_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include "base/log.h"
+
+/* ---- where things are ---- */
+
+static const struct sw_chunk *chunk_of(const struct sw_trainer *t, const struct sw_task *task) {
+    return &t->placement.chunks[task->chunk];
+}
+
+static void *kept(const struct sw_trainer *t, uint32_t unit, uint32_t micro) {
+    const uint64_t index = (uint64_t)(unit - 1) * t->options.accumulate + micro;
+    return t->kept + index * t->input.activation_bytes;
+}
+
+static float *acc_of(const struct sw_trainer *t, uint32_t unit) {
+    if (unit == 0 && t->model.config.tied) return (float *)t->acc[SW_ACC_SLOTS];
+    return (float *)t->acc[(t->model.unit_count - 1 - unit) % SW_ACC_SLOTS];
+}
+
+static char *device_grad(const struct sw_trainer *t, uint32_t unit) {
+    if (t->grad_resident[unit]) return t->grad_resident[unit];
+    return t->grad_slots[(t->model.unit_count - 1 - unit) % SW_GRAD_SLOTS];
+}
+
+static char *chunk_slot(const struct sw_trainer *t, const struct sw_run *run,
+                        const struct sw_task *task) {
+    const uint64_t slot = (run->slot_base + (uint64_t)task->slot) % t->placement.chunk_slots;
+    return t->chunk_slots + slot * t->placement.chunk_slot_bytes;
+}
+
+static char *emit_slot(const struct sw_trainer *t, const struct sw_run *run,
+                       const struct sw_task *task) {
+    const uint64_t slot = (run->emit_base + (uint64_t)task->emit) % t->placement.emit_slots;
+    return t->emit_slots + slot * t->placement.emit_slot_bytes;
+}
+
+static struct step_record *record_of(struct sw_trainer *t, const struct sw_run *run,
+                                     const struct sw_task *task) {
+    return sw_record(t, run->step - task->late);
+}
+
+/* Whether the step that a task belongs to was cancelled before it began: then the task does nothing. */
+static int is_cancelled(const struct sw_run *run, const struct sw_task *task) {
+    if (task->late) return run->before && atomic_load(&run->before->cancelled);
+    return atomic_load(&run->cancelled);
+}
+
+/* ---- batch ---- */
+
+static int fill(struct sw_trainer *t, struct sw_run *run) {
+    const int eval = run->turn->kind == SW_TURN_EVAL;
+    const struct sw_data *data = eval ? &t->val : &t->data;
+    const uint64_t T = t->options.seq_len;
+    uint64_t tokens = 0;
+    for (uint64_t i = 0; i < t->step_rows; i++) {
+        uint64_t row;
+        if (eval) {
+            row = t->eval.next_row++;
+        } else {
+            row = sw_data_row(data, (run->step - 1) * t->step_rows + i);
+        }
+        if (row >= data->rows) { /* past the end of the validation text: rows that do not count */
+            memset(t->stage_tokens + i * T, 0, T * sizeof(int32_t));
+            memset(t->stage_targets + i * T, 0, T * sizeof(int32_t));
+            memset(t->stage_mask + i * T, 0, T);
+            continue;
+        }
+        sw_data_fill(data, row, t->stage_tokens + i * T, t->stage_targets + i * T,
+                     t->stage_mask + i * T);
+        for (uint64_t j = 0; j < T; j++) tokens += t->stage_mask[i * T + j] != 0;
+    }
+    if (eval) t->eval.tokens += tokens;
+    else sw_record(t, run->step)->tokens = tokens;
+    return 0;
+}
+
+static int batch(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                 struct sw_stream *stream) {
+    const struct sw_device_ops *ops = t->device.ops;
+    if (task->micro == 0 && t->hooks.stop && atomic_load(t->hooks.stop))
+        atomic_store(&run->cancelled, 1);
+    if (atomic_load(&run->cancelled)) return 0;
+    const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
+    int ret = ops->copy_h2d(stream, t->batch_tokens + at, t->stage_tokens + at, n * sizeof(int32_t));
+    if (ret == 0)
+        ret = ops->copy_h2d(stream, t->batch_targets + at, t->stage_targets + at,
+                            n * sizeof(int32_t));
+    return ret < 0 ? ret : ops->copy_h2d(stream, t->batch_mask + at, t->stage_mask + at, n);
+}
+
+/* ---- compute ---- */
+
+static int forward(struct sw_trainer *t, const struct sw_task *task, struct sw_stream *stream) {
+    const uint32_t u = task->unit, m = task->micro;
+    if (u == 0)
+        return sw_llama_embed(&t->llama, stream, t->weights[0],
+                              t->batch_tokens + m * t->micro_tokens, kept(t, 1, m));
+    return sw_llama_layer(&t->llama, stream, &t->model.units[u], t->weights[u], kept(t, u, m),
+                          kept(t, u + 1, m));
+}
+
+static int head(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                struct sw_stream *stream) {
+    const uint32_t u = task->unit, m = task->micro;
+    const struct sw_unit *unit = &t->model.units[u];
+    const uint64_t element = sw_dtype_bytes(t->options.dtype), at = m * t->micro_tokens;
+    const int tied = t->model.config.tied, backward = task->kind == SW_TASK_BACKWARD;
+    const struct sw_tensor *matrix = tied ? NULL : &unit->tensors[SW_HEAD_MATRIX];
+    const uint64_t tokens = backward ? sw_record(t, run->step)->tokens : 0;
+    const struct sw_llama_head h = {
+        .norm = t->weights[u] + unit->tensors[SW_HEAD_NORM].first * element,
+        .matrix = tied ? t->weights[0] : t->weights[u] + matrix->first * element,
+        .x = kept(t, u, m),
+        .targets = t->batch_targets + at,
+        .mask = t->batch_mask + at,
+        .scale = tokens ? (float)(1.0 / (double)tokens) : 0,
+        .loss_sum = t->loss_sums + m,
+        .dx = backward ? t->between + m * t->input.activation_bytes : NULL,
+        .d_norm = acc_of(t, u) + unit->tensors[SW_HEAD_NORM].first,
+        .d_matrix = tied ? acc_of(t, 0) : acc_of(t, u) + matrix->first,
+        .accumulate = m > 0,
+    };
+    return sw_llama_head(&t->llama, stream, &h);
+}
+
+/* Zeroes what lies between the tensors of a unit: slots are shared by units of other layouts. */
+static int zero_gaps(struct sw_trainer *t, uint32_t u, struct sw_stream *stream) {
+    const struct sw_unit *unit = &t->model.units[u];
+    float *acc = acc_of(t, u);
+    int ret = 0;
+    uint64_t at = 0;
+    for (uint32_t i = 0; i <= unit->tensor_count && ret == 0; i++) {
+        const uint64_t next = i < unit->tensor_count ? unit->tensors[i].first : unit->count;
+        if (next > at) ret = t->device.ops->zero(stream, acc + at, (next - at) * sizeof(*acc));
+        if (i < unit->tensor_count) at = next + unit->tensors[i].count;
+    }
+    return ret;
+}
+
+static int backward(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                    struct sw_stream *stream) {
+    const uint32_t u = task->unit, m = task->micro;
+    char *dx = t->between + m * t->input.activation_bytes;
+    if (m == 0) {
+        const int ret = zero_gaps(t, u, stream);
+        if (ret < 0) return ret;
+    }
+    if (u == t->model.unit_count - 1) return head(t, run, task, stream);
+    if (u == 0)
+        return sw_llama_embed_backward(&t->llama, stream, acc_of(t, 0),
+                                       m > 0 || t->model.config.tied,
+                                       t->batch_tokens + m * t->micro_tokens, dx);
+    return sw_llama_layer_backward(&t->llama, stream, &t->model.units[u], t->weights[u],
+                                   acc_of(t, u), m > 0, kept(t, u, m), dx);
+}
+
+static int reduce(struct sw_trainer *t, const struct sw_task *task, struct sw_stream *stream) {
+    const uint32_t u = task->unit;
+    return t->device.ops->round_norm(stream, device_grad(t, u), t->options.grad_dtype, acc_of(t, u),
+                                     t->unit_elements[u], t->block_sums[u], &t->bad[u]);
+}
+
+static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                struct sw_stream *stream) {
+    const struct sw_device_ops *ops = t->device.ops;
+    const uint32_t u = task->unit;
+    struct unit_norms *norms = &t->norms[u];
+    int ret = 0;
+    if (!t->grad_resident[u]) {
+        const uint64_t bytes = t->unit_elements[u] * sw_dtype_bytes(t->options.grad_dtype);
+        ret = ops->copy_d2h(stream, t->host_grads[u], device_grad(t, u), bytes);
+        sw_record(t, run->step)->report.bytes[SW_BYTES_D2H] += bytes;
+    }
+    if (ret == 0)
+        ret = ops->copy_d2h(stream, norms->block_sums, t->block_sums[u],
+                            norms->block_count * sizeof(double));
+    return ret < 0 ? ret : ops->copy_d2h(stream, &norms->bad, &t->bad[u], sizeof(norms->bad));
+}
+
+/* ---- verdicts ---- */
+
+static double step_loss(const struct sw_trainer *t, const struct step_record *record) {
+    double sum = 0;
+    for (uint32_t m = 0; m < t->options.accumulate; m++) sum += t->host_loss_sums[m];
+    return record->tokens ? sum / (double)record->tokens : NAN;
+}
+
+static const char *tensor_name(const struct sw_trainer *t, uint32_t unit, uint64_t element) {
+    const struct sw_unit *u = &t->model.units[unit];
+    for (uint32_t i = 0; i < u->tensor_count; i++)
+        if (element >= u->tensors[i].first && element < u->tensors[i].first + u->tensors[i].count)
+            return u->tensors[i].name;
+    return "padding";
+}
+
+/* The first unit (from the head down, as gradients arrive) with a non-finite gradient, or -1. */
+static int64_t find_bad(const struct sw_trainer *t) {
+    for (uint32_t u = t->model.unit_count; u-- > 0;)
+        if (t->norms[u].bad.count) return u;
+    return -1;
+}
+
+static void skip(struct step_record *record, const char *why) {
+    record->apply = 0;
+    record->report.skipped = 1;
+    snprintf(record->report.why_skipped, sizeof(record->report.why_skipped), "%s", why);
+}
+
+static void check_loss(struct sw_trainer *t, struct step_record *record) {
+    char why[128];
+    record->report.loss = step_loss(t, record);
+    record->apply = 1;
+    if (record->tokens == 0) {
+        skip(record, "no token of the batch counts (all are masked)");
+    } else if (!isfinite(record->report.loss)) {
+        snprintf(why, sizeof(why), "the loss is %s", isnan(record->report.loss) ? "NaN" : "Inf");
+        skip(record, why);
+    }
+}
+
+/* The scalars of the update, and the count of skips. */
+static int conclude(struct sw_trainer *t, struct step_record *record) {
+    const struct sw_train_options *o = &t->options;
+    if (!record->apply) {
+        if (++t->skips_in_a_row <= o->max_skips) return 0;
+        sw_error("step %llu: %s; %u steps in a row were skipped, more than --max-skips %u allows",
+                 (unsigned long long)record->step, record->report.why_skipped, t->skips_in_a_row,
+                 o->max_skips);
+        return -EDOM;
+    }
+    t->skips_in_a_row = 0;
+    const struct sw_adam_hyper hyper = {record->lr, o->beta1, o->beta2, o->eps};
+    sw_adam_prepare(&record->adam, &hyper, ++t->updates, (float)record->factor);
+    record->decay = (float)(1.0 - record->lr * o->weight_decay);
+    return 0;
+}
+
+static int gate(struct sw_trainer *t, struct sw_run *run) {
+    if (run->turn->kind == SW_TURN_EVAL) {
+        for (uint32_t m = 0; m < t->options.accumulate; m++)
+            t->eval.loss_sum += t->host_loss_sums[m];
+        return 0;
+    }
+    struct step_record *record = sw_record(t, run->step);
+    check_loss(t, record);
+    record->factor = 1;
+    return conclude(t, record);
+}
+
+/* Backward mode may have updated units already: such a gradient cannot be taken back. */
+static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t unit) {
+    const struct sw_nonfinite *bad = &t->norms[unit].bad;
+    sw_error("step %llu: the gradient of %s holds %llu values that are not finite (the first is %s, "
+             "rank 0); with --overlap backward other units may already be updated, so the run stops "
+             "(--overlap forward skips such steps)",
+             (unsigned long long)step, tensor_name(t, unit, bad->first),
+             (unsigned long long)bad->count, bad->is_nan ? "NaN" : "Inf");
+    return -EDOM;
+}
+
+static int norm(struct sw_trainer *t, struct sw_run *run) {
+    struct step_record *record = sw_record(t, run->step);
+    const double clip = t->options.clip;
+    double sum = 0;
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        for (uint64_t b = 0; b < t->norms[u].block_count; b++) sum += t->norms[u].block_sums[b];
+    const double value = sqrt(sum);
+    record->report.grad_norm = value;
+    const int64_t bad = find_bad(t);
+    if (t->shape.overlap == SW_OVERLAP_BACKWARD)
+        return bad >= 0 && record->apply ? refuse_bad(t, record->step, (uint32_t)bad) : 0;
+    check_loss(t, record);
+    if (record->apply && bad >= 0) {
+        const struct sw_nonfinite *found = &t->norms[bad].bad;
+        char why[192];
+        snprintf(why, sizeof(why), "the gradient of %s holds %llu non-finite values (first: %s, rank 0)",
+                 tensor_name(t, (uint32_t)bad, found->first), (unsigned long long)found->count,
+                 found->is_nan ? "NaN" : "Inf");
+        skip(record, why);
+    }
+    /* torch.nn.utils.clip_grad_norm_: clip / (norm + 1e-6), at most 1. */
+    record->factor = clip > 0 && value > 0 ? fmin(1.0, clip / (value + 1e-6)) : 1.0;
+    return conclude(t, record);
+}
+
+/* ---- update ---- */
+
+static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                   struct sw_stream *stream) {
+    const struct step_record *record = record_of(t, run, task);
+    const struct sw_adam_step *a = &record->adam;
+    t->host_step = (struct sw_device_adam_step){
+        .beta1 = a->beta1, .one_minus_beta1 = a->one_minus_beta1, .beta2 = a->beta2,
+        .one_minus_beta2 = a->one_minus_beta2, .eps = a->eps, .step_size = a->step_size,
+        .rsqrt_bias2 = a->rsqrt_bias2, .grad_scale = a->grad_scale, .decay = record->decay,
+        .apply = (uint32_t)record->apply};
+    return t->device.ops->copy_h2d(stream, t->device_step, &t->host_step, sizeof(t->host_step));
+}
+
+static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
+    const struct step_record *record = record_of(t, run, task);
+    if (!record->apply) return 0;
+    if (!task->late && t->shape.overlap == SW_OVERLAP_BACKWARD && t->norms[task->unit].bad.count)
+        return refuse_bad(t, record->step, task->unit);
+    const struct sw_chunk *chunk = chunk_of(t, task);
+    const struct chunk_state *state = &t->chunks[task->chunk];
+    char *base = task->slot >= 0 ? chunk_slot(t, run, task) : t->host_state + chunk->record_offset;
+    float *master = (float *)base;
+    const uint64_t grad_bytes = sw_dtype_bytes(t->options.grad_dtype);
+    const uint64_t weight_bytes = sw_dtype_bytes(t->options.dtype);
+    const char *gradient = t->host_grads[task->unit] + chunk->first * grad_bytes;
+    char *weight = emit_slot(t, run, task);
+    struct sw_adam_span spans[SPANS_MAX];
+    for (int i = 0; i < state->span_count; i++) {
+        const struct chunk_span *span = &state->spans[i];
+        spans[i] = (struct sw_adam_span){
+            .master = master + span->first,
+            .momentum = master + chunk->count + span->first,
+            .variance = master + 2 * chunk->count + span->first,
+            .grad = gradient + span->first * grad_bytes,
+            .weight = weight + span->first * weight_bytes,
+            .count = span->count,
+            .decay = span->decays ? record->decay : 1.0f,
+            .grad_dtype = t->options.grad_dtype,
+            .weight_dtype = t->options.dtype,
+        };
+    }
+    sw_adam_update(t->adam_variant, &record->adam, spans, state->span_count, t->options.threads);
+    return 0;
+}
+
+void sw_trainer_host_adam(const struct sw_device_adam_step *step,
+                          const struct sw_device_adam *spans, int span_count, void *ctx) {
+    const struct sw_trainer *t = ctx;
+    assert(span_count <= SPANS_MAX);
+    const struct sw_adam_step adam_step = {
+        step->beta1, step->one_minus_beta1, step->beta2,       step->one_minus_beta2,
+        step->eps,   step->step_size,       step->rsqrt_bias2, step->grad_scale};
+    struct sw_adam_span out[SPANS_MAX];
+    if (!step->apply) return;
+    for (int i = 0; i < span_count; i++)
+        out[i] = (struct sw_adam_span){
+            .master = spans[i].master, .momentum = spans[i].momentum,
+            .variance = spans[i].variance, .grad = spans[i].grad, .weight = spans[i].weight,
+            .count = spans[i].count, .decay = spans[i].decays ? step->decay : 1.0f,
+            .grad_dtype = spans[i].grad_dtype, .weight_dtype = spans[i].weight_dtype};
+    sw_adam_update(t->adam_variant, &adam_step, out, span_count, t->options.threads);
+}
+
+static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                       struct sw_stream *stream) {
+    const struct step_record *record = record_of(t, run, task);
+    /* The scalars' copy came after the gate, and the compute lane after that copy was submitted. */
+    if (!record->apply) return 0;
+    const struct sw_chunk *chunk = chunk_of(t, task);
+    const struct chunk_state *state = &t->chunks[task->chunk];
+    float *master = (float *)(t->device_state + chunk->record_offset);
+    const uint64_t grad_bytes = sw_dtype_bytes(t->options.grad_dtype);
+    const uint64_t weight_bytes = sw_dtype_bytes(t->options.dtype);
+    struct sw_device_adam spans[SPANS_MAX];
+    for (int i = 0; i < state->span_count; i++) {
+        const struct chunk_span *span = &state->spans[i];
+        const uint64_t at = chunk->first + span->first;
+        spans[i] = (struct sw_device_adam){
+            .master = master + span->first,
+            .momentum = master + chunk->count + span->first,
+            .variance = master + 2 * chunk->count + span->first,
+            .grad = device_grad(t, task->unit) + at * grad_bytes,
+            .weight = t->weights[task->unit] + at * weight_bytes,
+            .count = span->count,
+            .decays = (uint32_t)span->decays,
+            .grad_dtype = t->options.grad_dtype,
+            .weight_dtype = t->options.dtype,
+        };
+    }
+    return t->device.ops->adam(stream, t->device_step, spans, state->span_count);
+}
+
+static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                  struct sw_stream *stream) {
+    struct step_record *record = record_of(t, run, task);
+    if (!record->apply) return 0;
+    const struct sw_chunk *chunk = chunk_of(t, task);
+    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    record->report.bytes[SW_BYTES_H2D] += chunk->count * element;
+    return t->device.ops->copy_h2d(stream, t->weights[task->unit] + chunk->first * element,
+                                   emit_slot(t, run, task), chunk->count * element);
+}
+
+/* ---- the table ---- */
+
+static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
+                    struct sw_stream *stream) {
+    struct sw_trainer *t = ctx;
+    if (task->kind == SW_TASK_FILL) return fill(t, run);
+    if (task->kind == SW_TASK_BATCH) return batch(t, run, task, stream);
+    if (is_cancelled(run, task)) return 0;
+    switch (task->kind) {
+    case SW_TASK_FORWARD: return forward(t, task, stream);
+    case SW_TASK_BACKWARD: return backward(t, run, task, stream);
+    case SW_TASK_EVAL_HEAD: return head(t, run, task, stream);
+    case SW_TASK_LOSS:
+        return t->device.ops->copy_d2h(stream, t->host_loss_sums, t->loss_sums,
+                                       t->options.accumulate * sizeof(double));
+    case SW_TASK_GATE: return gate(t, run);
+    case SW_TASK_REDUCE: return reduce(t, task, stream);
+    case SW_TASK_GRAD: return grad(t, run, task, stream);
+    case SW_TASK_NORM: return norm(t, run);
+    case SW_TASK_SCALARS: return scalars(t, run, task, stream);
+    case SW_TASK_ADAM: return adam(t, run, task);
+    case SW_TASK_DEVICE_ADAM: return device_adam(t, run, task, stream);
+    case SW_TASK_UPLOAD: return upload(t, run, task, stream);
+    default: assert(!"a task of an NVMe lane"); return -EINVAL;
+    }
+}
+
+static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct sw_trainer *t = ctx;
+    const int write = task->kind == SW_TASK_WRITE;
+    struct chunk_state *state = &t->chunks[task->chunk];
+    const struct sw_chunk *chunk = chunk_of(t, task);
+    struct step_record *record = record_of(t, run, task);
+    char *slot = chunk_slot(t, run, task);
+    if (is_cancelled(run, task)) return 1;
+    if (write) {
+        if (!record->apply) return 1;
+        state->virgin = 0;
+    } else if (state->virgin) {
+        float *master = (float *)slot;
+        sw_model_read(&t->model, chunk->unit, chunk->first, chunk->count, master);
+        memset(master + chunk->count, 0, chunk->record_bytes - chunk->count * sizeof(float));
+        return 1;
+    }
+    struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];
+    *req = (struct sw_nvme_req){
+        .buf = slot, .chunk = task->chunk, .home = 0, .write = (uint32_t)write};
+    record->report.bytes[write ? SW_BYTES_NVME_WRITE : SW_BYTES_NVME_READ] += chunk->record_bytes;
+    return sw_nvme_submit(write ? t->writer : t->reader, req);
+}
+
+static int finish_tasks(void *ctx, enum sw_lane lane, uint32_t max) {
+    struct sw_trainer *t = ctx;
+    struct sw_nvme_req *done[SW_LANE_IN_FLIGHT_MAX];
+    const int count =
+        sw_nvme_reap(lane == SW_LANE_NVME_WRITE ? t->writer : t->reader, done, 1, max);
+    for (int i = 0; i < count; i++)
+        if (done[i]->result < 0) {
+            const struct sw_chunk *chunk = &t->placement.chunks[done[i]->chunk];
+            sw_error("the state of %s, elements %llu to %llu, could not be %s: %s",
+                     t->model.units[chunk->unit].name, (unsigned long long)chunk->first,
+                     (unsigned long long)(chunk->first + chunk->count - 1),
+                     done[i]->write ? "written" : "read", strerror(-done[i]->result));
+            return done[i]->result;
+        }
+    return count;
+}
+
+static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct sw_trainer *t = ctx;
+    if (run->turn->kind == SW_TURN_EVAL) return;
+    if (!task->late && run->turn->kind == SW_TURN_DRAIN) return;
+    struct step_record *record = record_of(t, run, task);
+    const ptrdiff_t index = task - run->turn->tasks;
+    record->busy_ns[task->lane] += run->end_ns[index] - run->start_ns[index];
+    if (atomic_fetch_sub(&record->tasks_left, 1) != 1) return;
+    record->end_ns = run->end_ns[index];
+    sw_executor_nudge(t->executor);
+}
+
+const struct sw_executor_ops sw_trainer_lanes = {
+    .run = run_task, .start = start_task, .finish = finish_tasks, .done = task_done};

@@ -1,0 +1,293 @@
+/* engine/trainer_memory.c - every byte of a run: sized, allocated once, filled. */
+#include "engine/trainer_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/log.h"
+#include "base/size.h"
+
+enum { PAGE = 4096, READ_PIECE = 1 << 18 };
+
+static uint64_t blocks_of(uint64_t elements) { return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK; }
+
+static uint64_t norm_bytes(const struct sw_trainer *t) {
+    uint64_t bytes = 0;
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        bytes += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
+    return sw_round_up(bytes, PAGE) +
+           sw_round_up(t->model.unit_count * sizeof(struct sw_nonfinite), PAGE) +
+           sw_round_up(t->options.accumulate * sizeof(double), PAGE);
+}
+
+int sw_trainer_size(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    t->micro_tokens = (uint64_t)o->micro_batch * o->seq_len;
+    t->step_rows = (uint64_t)o->micro_batch * o->accumulate;
+    t->unit_elements = calloc(t->model.unit_count, sizeof(*t->unit_elements));
+    if (!t->unit_elements) return -ENOMEM;
+    for (uint32_t u = 0; u < t->model.unit_count; u++) t->unit_elements[u] = t->model.units[u].count;
+    t->input = (struct sw_placement_input){
+        .unit_count = t->model.unit_count,
+        .micro_count = o->accumulate,
+        .unit_elements = t->unit_elements,
+        .tied = t->model.config.tied,
+        .dtype = o->dtype,
+        .grad_dtype = o->grad_dtype,
+        .optimizer = o->optimizer,
+        .chunk_bytes = o->chunk_bytes,
+        .activation_bytes = sw_round_up(
+            t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
+        .workspace_bytes = sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch,
+                                                    o->seq_len) + norm_bytes(t) + PAGE,
+        .batch_bytes = 2 * sw_round_up(t->micro_tokens * o->accumulate * sizeof(int32_t), PAGE) +
+                       sw_round_up(t->micro_tokens * o->accumulate, PAGE),
+    };
+    return sw_placement_build(&t->placement, &t->input);
+}
+
+static void *carve(struct sw_trainer *t, uint64_t bytes) {
+    void *p = t->device_base + t->device_used;
+    t->device_used += sw_round_up(bytes, PAGE);
+    assert(t->device_used <= t->device_bytes);
+    return p;
+}
+
+static void carve_device(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    const uint32_t units = t->model.unit_count;
+    const uint64_t tokens = t->micro_tokens * o->accumulate;
+    for (uint32_t u = 0; u < units; u++)
+        t->weights[u] = carve(t, t->unit_elements[u] * sw_dtype_bytes(o->dtype));
+    t->kept = carve(t, (uint64_t)(units - 1) * o->accumulate * t->input.activation_bytes);
+    t->between = carve(t, o->accumulate * t->input.activation_bytes);
+    for (int i = 0; i < SW_ACC_SLOTS; i++) t->acc[i] = carve(t, t->placement.acc_slot_bytes);
+    if (t->placement.tied_acc_bytes)
+        t->acc[SW_ACC_SLOTS] = carve(t, t->placement.tied_acc_bytes);
+    for (int i = 0; i < SW_GRAD_SLOTS && t->placement.grad_slot_bytes; i++)
+        t->grad_slots[i] = carve(t, t->placement.grad_slot_bytes);
+    for (uint32_t u = 0; u < units && t->placement.grad_resident_bytes; u++)
+        t->grad_resident[u] = carve(t, t->unit_elements[u] * sw_dtype_bytes(o->grad_dtype));
+    t->batch_tokens = carve(t, tokens * sizeof(int32_t));
+    t->batch_targets = carve(t, tokens * sizeof(int32_t));
+    t->batch_mask = carve(t, tokens);
+    char *sums = carve(t, norm_bytes(t));
+    for (uint32_t u = 0; u < units; u++) {
+        t->block_sums[u] = (double *)sums;
+        sums += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
+    }
+    t->bad = (struct sw_nonfinite *)sums;
+    t->loss_sums = (double *)(sums + sw_round_up(units * sizeof(*t->bad), 64));
+    t->device_step = carve(t, sizeof(*t->device_step));
+    t->device_state = carve(t, t->placement.state_bytes[SW_TIER_DEVICE]);
+}
+
+static int allocate_host(struct sw_trainer *t, uint64_t bytes) {
+    const uint32_t units = t->model.unit_count;
+    const uint64_t tokens = t->micro_tokens * t->options.accumulate;
+    const struct sw_placement *p = &t->placement;
+    int ret = sw_arena_open(&t->arena, bytes);
+    if (ret < 0) return ret;
+    t->host_state = sw_arena_take(&t->arena, p->state_bytes[SW_TIER_HOST]);
+    for (uint32_t u = 0; u < units && !p->grad_resident_bytes; u++)
+        t->host_grads[u] =
+            sw_arena_take(&t->arena, t->unit_elements[u] * sw_dtype_bytes(t->options.grad_dtype));
+    t->chunk_slots = sw_arena_take(&t->arena, p->chunk_slots * p->chunk_slot_bytes);
+    t->emit_slots = sw_arena_take(&t->arena, p->emit_slots * p->emit_slot_bytes);
+    t->stage_tokens = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
+    t->stage_targets = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
+    t->stage_mask = sw_arena_take(&t->arena, tokens);
+    return 0;
+}
+
+/* Splits each chunk where tensors begin and end; what lies between tensors never decays. */
+static void split_chunks(struct sw_trainer *t) {
+    for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
+        const struct sw_chunk *chunk = &t->placement.chunks[c];
+        const struct sw_unit *unit = &t->model.units[chunk->unit];
+        struct chunk_state *state = &t->chunks[c];
+        state->virgin = 1;
+        uint64_t at = chunk->first;
+        const uint64_t end = chunk->first + chunk->count;
+        for (uint32_t i = 0; i <= unit->tensor_count && at < end; i++) {
+            const struct sw_tensor *tensor = i < unit->tensor_count ? &unit->tensors[i] : NULL;
+            const uint64_t first = tensor ? tensor->first : end;
+            const uint64_t last = tensor ? tensor->first + tensor->count : end;
+            const int decays = tensor && (tensor->cols > 0 || t->options.decay == SW_DECAY_ALL);
+            const uint64_t borders[2] = {first < end ? first : end, last < end ? last : end};
+            for (int b = 0; b < 2; b++) {
+                if (borders[b] <= at) continue;
+                assert(state->span_count < SPANS_MAX);
+                state->spans[state->span_count++] =
+                    (struct chunk_span){at - chunk->first, borders[b] - at, b == 1 && decays};
+                at = borders[b];
+            }
+        }
+    }
+}
+
+int sw_trainer_allocate(struct sw_trainer *t) {
+    const uint32_t units = t->model.unit_count;
+    t->weights = calloc(units, sizeof(*t->weights));
+    t->grad_resident = calloc(units, sizeof(*t->grad_resident));
+    t->block_sums = calloc(units, sizeof(*t->block_sums));
+    t->host_grads = calloc(units, sizeof(*t->host_grads));
+    t->norms = calloc(units, sizeof(*t->norms));
+    t->host_loss_sums = calloc(t->options.accumulate, sizeof(*t->host_loss_sums));
+    t->chunks = calloc(t->placement.chunk_count, sizeof(*t->chunks));
+    if (!t->weights || !t->grad_resident || !t->block_sums || !t->host_grads || !t->norms ||
+        !t->host_loss_sums || !t->chunks)
+        return -ENOMEM;
+    for (uint32_t u = 0; u < units; u++) {
+        t->norms[u].block_count = blocks_of(t->unit_elements[u]);
+        t->norms[u].block_sums = calloc(t->norms[u].block_count, sizeof(double));
+        if (!t->norms[u].block_sums) return -ENOMEM;
+    }
+    split_chunks(t);
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
+    const int count = sw_placement_table(&t->placement, &t->input, rows);
+    t->device_bytes = sw_placement_bytes(rows, count, SW_TIER_DEVICE);
+    int ret = t->device.ops->alloc(t->device.device, t->device_bytes, (void **)&t->device_base);
+    if (ret < 0) return ret;
+    const uint64_t llama_bytes = sw_llama_workspace_bytes(
+        &t->model, &t->device, t->options.dtype, t->options.micro_batch, t->options.seq_len);
+    carve_device(t);
+    ret = sw_llama_open(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
+                        t->options.seq_len, carve(t, llama_bytes), t->stream);
+    if (ret < 0) return ret;
+    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST));
+}
+
+/* Accumulators and gradients have gaps between tensors that no operator writes; slots are shared by
+ * units, so only what every unit leaves alone may be trusted: all is zeroed once here and gaps again
+ * with each reduction. */
+static int zero_slots(struct sw_trainer *t) {
+    const struct sw_device_ops *ops = t->device.ops;
+    int ret = 0;
+    for (int i = 0; i <= SW_ACC_SLOTS && ret == 0; i++) {
+        const uint64_t bytes =
+            i < SW_ACC_SLOTS ? t->placement.acc_slot_bytes : t->placement.tied_acc_bytes;
+        if (bytes) ret = ops->zero(t->stream, t->acc[i], bytes);
+    }
+    return ret;
+}
+
+/* Converts one piece of FP32 weights and sends it up. */
+static int upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
+                        const float *values, sw_bf16 *rounded) {
+    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    const void *source = values;
+    if (t->options.dtype == SW_BF16) {
+        for (uint64_t i = 0; i < count; i++) rounded[i] = sw_bf16_from_weight(values[i]);
+        source = rounded;
+    }
+    const int ret = t->device.ops->copy_h2d(t->stream, t->weights[unit] + first * element, source,
+                                            count * element);
+    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+}
+
+static int load_weights(struct sw_trainer *t, float *values, sw_bf16 *rounded) {
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        for (uint64_t first = 0; first < t->unit_elements[u]; first += READ_PIECE) {
+            const uint64_t left = t->unit_elements[u] - first;
+            const uint64_t count = left < READ_PIECE ? left : READ_PIECE;
+            sw_model_read(&t->model, u, first, count, values);
+            const int ret = upload_piece(t, u, first, count, values, rounded);
+            if (ret < 0) return ret;
+        }
+    return 0;
+}
+
+/* Records of the host tier are filled in place, those of the device through `values`. */
+static int load_records(struct sw_trainer *t, float *values) {
+    for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
+        const struct sw_chunk *chunk = &t->placement.chunks[c];
+        const uint64_t count = chunk->count;
+        if (chunk->tier == SW_TIER_NVME) continue;
+        t->chunks[c].virgin = 0;
+        if (chunk->tier == SW_TIER_HOST) {
+            float *record = (float *)(t->host_state + chunk->record_offset);
+            sw_model_read(&t->model, chunk->unit, chunk->first, count, record);
+            memset(record + count, 0, chunk->record_bytes - count * sizeof(float));
+            continue;
+        }
+        char *record = t->device_state + chunk->record_offset;
+        int ret = t->device.ops->zero(t->stream, record, chunk->record_bytes);
+        for (uint64_t first = 0; first < count && ret == 0; first += READ_PIECE) {
+            const uint64_t piece = count - first < READ_PIECE ? count - first : READ_PIECE;
+            sw_model_read(&t->model, chunk->unit, chunk->first + first, piece, values);
+            ret = t->device.ops->copy_h2d(t->stream, record + first * sizeof(float), values,
+                                          piece * sizeof(float));
+            if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
+        }
+        if (ret < 0) return ret;
+    }
+    return 0;
+}
+
+int sw_trainer_load(struct sw_trainer *t) {
+    float *values = malloc(READ_PIECE * sizeof(*values));
+    sw_bf16 *rounded = malloc(READ_PIECE * sizeof(*rounded));
+    int ret = values && rounded ? zero_slots(t) : -ENOMEM;
+    if (ret == 0) ret = load_weights(t, values, rounded);
+    if (ret == 0) ret = load_records(t, values);
+    if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
+    free(values);
+    free(rounded);
+    return ret;
+}
+
+/* ---- the store ---- */
+
+enum { READ_BLOCK = 1 << 20, READ_DEPTH = 8, WRITE_BLOCK = 1 << 20, WRITE_DEPTH = 8 };
+
+static void describe_store(struct sw_trainer *t) {
+    struct sw_nvme_mode mode;
+    sw_nvme_queue_mode(t->writer, &mode);
+    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files",
+             mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
+             mode.fixed_buffers ? "registered" : "plain", mode.fixed_files ? "registered" : "plain");
+}
+
+int sw_trainer_open_store(struct sw_trainer *t) {
+    const struct sw_placement *p = &t->placement;
+    if (t->options.optimizer != SW_TIER_NVME) return 0;
+    uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
+    if (!bytes) return -ENOMEM;
+    for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
+    const char *const *folders = t->options.nvme_count ? t->options.nvme : &t->options.out;
+    const struct sw_nvme_options options = {
+        .folders = folders,
+        .folder_count = t->options.nvme_count ? t->options.nvme_count : 1,
+        .name = "optimizer",
+        .record_bytes = bytes,
+        .chunk_count = p->chunk_count,
+        .homes = 1,
+    };
+    int ret = sw_nvme_open(&t->store, &options);
+    free(bytes);
+    const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
+    if (ret == 0)
+        ret = sw_nvme_queue_open(&t->reader, t->store, 0, READ_DEPTH, READ_BLOCK, t->chunk_slots,
+                                 slots);
+    if (ret == 0)
+        ret = sw_nvme_queue_open(&t->writer, t->store, 1, WRITE_DEPTH, WRITE_BLOCK, t->chunk_slots,
+                                 slots);
+    if (ret == 0) describe_store(t);
+    return ret;
+}
+
+void sw_trainer_free_memory(struct sw_trainer *t) {
+    sw_nvme_queue_close(t->reader);
+    sw_nvme_queue_close(t->writer);
+    sw_nvme_close(t->store, 1);
+    sw_arena_close(&t->arena);
+    if (t->device_base) t->device.ops->free(t->device.device, t->device_base, t->device_bytes);
+    for (uint32_t u = 0; t->norms && u < t->model.unit_count; u++) free(t->norms[u].block_sums);
+    void *const blocks[] = {t->weights, t->grad_resident, t->block_sums,     t->host_grads,
+                            t->norms,   t->chunks,        t->host_loss_sums, t->unit_elements};
+    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
+    sw_placement_free(&t->placement);
+}

@@ -1,0 +1,279 @@
+/* engine/trainer_run.c - the loop over steps, evaluation, saving, and what a run leaves behind. */
+#include "engine/trainer_internal.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+#include "base/log.h"
+#include "engine/output.h"
+
+enum { FETCH_PIECE = 1 << 18 };
+
+static int stop_asked(const struct sw_trainer *t) {
+    return t->hooks.stop && atomic_load(t->hooks.stop);
+}
+
+/* ---- reports ---- */
+
+static void begin_record(struct sw_trainer *t, uint64_t step) {
+    struct step_record *record = sw_record(t, step);
+    memset(record, 0, sizeof(*record));
+    record->step = step;
+    record->lr = sw_learning_rate(&t->options, step);
+    record->factor = 1;
+    atomic_init(&record->tasks_left, t->train_tasks + t->late_tasks);
+}
+
+static void report_step(struct sw_trainer *t, struct step_record *record) {
+    struct sw_step_report *r = &record->report;
+    double share[SW_LANE_COUNT];
+    r->step = record->step;
+    r->steps = t->options.steps;
+    r->lr = record->lr;
+    r->tokens = record->tokens;
+    r->clip_factor = record->factor;
+    r->step_s = (double)(record->end_ns - t->last_end_ns) * 1e-9;
+    t->last_end_ns = record->end_ns;
+    for (int l = 0; l < SW_LANE_COUNT; l++) r->lane_busy_s[l] = (double)record->busy_ns[l] * 1e-9;
+    r->step_clock = sw_run_step_clock(record->run, share);
+    r->clock_share = share[r->step_clock];
+    r->memory_bytes[SW_TIER_DEVICE] = t->device_used;
+    r->memory_bytes[SW_TIER_HOST] = t->arena.used;
+    r->memory_bytes[SW_TIER_NVME] = t->placement.state_bytes[SW_TIER_NVME];
+    t->reported++;
+    if (t->hooks.on_step) t->hooks.on_step(t->hooks.ctx, r);
+}
+
+/* Reports the steps below `next` whose updates are complete, in order. */
+static void report_finished(struct sw_trainer *t, uint64_t next) {
+    while (t->reported + 1 < next) {
+        struct step_record *record = sw_record(t, t->reported + 1);
+        if (atomic_load(&record->tasks_left) > 0 || atomic_load(&record->run->cancelled)) return;
+        report_step(t, record);
+    }
+}
+
+/* ---- stretches of steps ---- */
+
+/* Pushes a turn, waiting for room; steps below `next` are reported meanwhile. */
+static int push(struct sw_trainer *t, const struct sw_turn *turn, uint64_t step,
+                struct sw_run *before, uint64_t next) {
+    for (;;) {
+        int ret = sw_executor_push(t->executor, turn, step, before);
+        if (ret != -EAGAIN) return ret;
+        ret = sw_executor_wait(t->executor);
+        if (ret < 0) return ret;
+        report_finished(t, next);
+    }
+}
+
+static int push_step(struct sw_trainer *t, uint64_t from, uint64_t step, struct sw_run **last) {
+    begin_record(t, step);
+    const struct sw_turn *turn = step == from       ? &t->first
+                                 : step == from + 1 ? &t->second
+                                                    : &t->steady;
+    const int ret = push(t, turn, step, *last, step);
+    if (ret < 0) return ret;
+    *last = sw_executor_last_run(t->executor);
+    sw_record(t, step)->run = *last;
+    report_finished(t, step);
+    return 0;
+}
+
+/* Trains steps `from` to `to` back to back and drains. *done is the last step that was finished: a
+ * stop cancels the steps that are pushed and have not begun. */
+static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint64_t *done) {
+    struct sw_run *last = NULL;
+    uint64_t end = from; /* the first step not pushed, then the first one not trained */
+    int ret = 0;
+    t->last_end_ns = sw_now_ns();
+    for (; ret == 0 && end <= to && !stop_asked(t); end++) ret = push_step(t, from, end, &last);
+    if (ret == 0 && last && t->late_tasks)
+        ret = push(t, end == from + 1 ? &t->drain_first : &t->drain, end, last, end);
+    while (ret == 0 && sw_executor_active(t->executor) > 0) {
+        report_finished(t, end);
+        ret = sw_executor_wait(t->executor);
+    }
+    if (ret == 0) ret = sw_executor_idle(t->executor);
+    if (ret < 0) return ret;
+    while (end > from && atomic_load(&sw_record(t, end - 1)->run->cancelled)) end--;
+    report_finished(t, end);
+    *done = end - 1;
+    return 0;
+}
+
+/* The loss over all of the validation text. */
+static int evaluate(struct sw_trainer *t, uint64_t step) {
+    const uint64_t turns = (t->val.rows + t->step_rows - 1) / t->step_rows;
+    t->eval = (struct eval_state){0};
+    for (uint64_t i = 0; i < turns; i++) {
+        for (;;) {
+            int ret = sw_executor_push(t->executor, i ? &t->eval_next : &t->eval_first, step, NULL);
+            if (ret == 0) break;
+            if (ret == -EAGAIN) ret = sw_executor_wait(t->executor);
+            if (ret < 0) return ret;
+        }
+        if (t->hooks.on_eval_progress)
+            t->hooks.on_eval_progress(t->hooks.ctx, i * t->step_rows, t->val.rows);
+        if (stop_asked(t)) break;
+    }
+    const int ret = sw_executor_idle(t->executor);
+    if (ret == 0 && !stop_asked(t) && t->hooks.on_eval)
+        t->hooks.on_eval(t->hooks.ctx, step, t->eval.loss_sum / (double)t->eval.tokens,
+                         t->eval.tokens);
+    return ret;
+}
+
+/* ---- saving ---- */
+
+int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
+                     void *out) {
+    struct sw_trainer *t = ctx;
+    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    if (dtype != t->options.dtype) return -EINVAL;
+    const int ret = t->device.ops->copy_d2h(t->stream, out, t->weights[unit] + first * element,
+                                            count * element);
+    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+}
+
+static int save_step(struct sw_trainer *t, uint64_t step, const char *dir) {
+    const int ret = sw_output_save(&t->model, dir, t->options.dtype, sw_trainer_fetch, t);
+    if (ret == 0 && t->hooks.on_saved) t->hooks.on_saved(t->hooks.ctx, step, dir);
+    return ret;
+}
+
+static int save_in_between(struct sw_trainer *t, uint64_t step) {
+    char dir[PATH_MAX];
+    if (snprintf(dir, sizeof(dir), "%s/step-%llu", t->options.out, (unsigned long long)step) >=
+        (int)sizeof(dir))
+        return -ENAMETOOLONG;
+    return save_step(t, step, dir);
+}
+
+static int save_stopped(struct sw_trainer *t, uint64_t step) {
+    char dir[PATH_MAX];
+    sw_output_stopped_name(t->options.out, step, dir, sizeof(dir));
+    return save_step(t, step, dir);
+}
+
+static int save_final(struct sw_trainer *t) {
+    const int ret =
+        sw_model_save(&t->model, t->options.out, t->options.dtype, sw_trainer_fetch, t);
+    if (ret == 0 && t->hooks.on_saved)
+        t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);
+    return ret;
+}
+
+/* ---- the run ---- */
+
+static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
+    uint64_t stop = t->options.steps;
+    const uint64_t every[] = {t->options.eval_every, t->options.save_every};
+    for (int i = 0; i < 2; i++)
+        if (every[i] && step / every[i] * every[i] + every[i] < stop)
+            stop = step / every[i] * every[i] + every[i];
+    return stop;
+}
+
+int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
+    const struct sw_train_options *o = &t->options;
+    uint64_t step = 0;
+    int ret = t->val_open ? evaluate(t, 0) : 0;
+    while (ret == 0 && step < o->steps && !stop_asked(t)) {
+        ret = train_stretch(t, step + 1, next_stop(t, step), &step);
+        if (ret < 0 || stop_asked(t)) break;
+        if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))
+            ret = evaluate(t, step);
+        if (ret == 0 && o->save_every && step % o->save_every == 0 && step < o->steps)
+            ret = save_in_between(t, step);
+    }
+    if (ret < 0) return ret;
+    *stopped_at = step;
+    if (step == o->steps) return save_final(t);
+    ret = step > 0 ? save_stopped(t, step) : 0;
+    return ret < 0 ? ret : 1;
+}
+
+/* ---- digest ---- */
+
+/* Brings a chunk's record into `out`. */
+static int read_record(struct sw_trainer *t, struct sw_nvme_queue *queue, uint32_t c, char *out) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    const struct chunk_state *state = &t->chunks[c];
+    if (chunk->tier == SW_TIER_DEVICE) {
+        const int ret = t->device.ops->copy_d2h(
+            t->stream, out, t->device_state + chunk->record_offset, chunk->record_bytes);
+        return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+    }
+    if (chunk->tier == SW_TIER_HOST) {
+        memcpy(out, t->host_state + chunk->record_offset, chunk->record_bytes);
+        return 0;
+    }
+    if (state->virgin) {
+        sw_model_read(&t->model, chunk->unit, chunk->first, chunk->count, (float *)out);
+        memset((float *)out + chunk->count, 0, 2 * chunk->count * sizeof(float));
+        return 0;
+    }
+    struct sw_nvme_req req = {.buf = out, .chunk = c}, *done;
+    int ret = sw_nvme_submit(queue, &req);
+    if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
+    return ret < 0 ? ret : req.result;
+}
+
+static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; c < t->placement.chunk_count; c++)
+        if (t->placement.chunks[c].record_bytes > bytes)
+            bytes = t->placement.chunks[c].record_bytes;
+    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, bytes);
+    if (!record) return -ENOMEM;
+    struct sw_nvme_queue *queue = NULL;
+    int ret = t->store ? sw_nvme_queue_open(&queue, t->store, 0, 4, 1 << 20, NULL, 0) : 0;
+    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
+        const uint64_t count = t->placement.chunks[c].count;
+        ret = read_record(t, queue, c, record);
+        for (int part = 0; part < 3 && ret == 0; part++)
+            XXH3_64bits_update(hashes[part], (float *)record + (uint64_t)part * count,
+                               count * sizeof(float));
+    }
+    sw_nvme_queue_close(queue);
+    free(record);
+    return ret;
+}
+
+static int hash_weights(struct sw_trainer *t, XXH3_state_t *hash) {
+    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    char *piece = malloc(FETCH_PIECE * element);
+    int ret = piece ? 0 : -ENOMEM;
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        for (uint64_t first = 0; first < t->unit_elements[u] && ret == 0; first += FETCH_PIECE) {
+            const uint64_t left = t->unit_elements[u] - first;
+            const uint64_t count = left < FETCH_PIECE ? left : FETCH_PIECE;
+            ret = sw_trainer_fetch(t, u, first, count, t->options.dtype, piece);
+            if (ret == 0) XXH3_64bits_update(hash, piece, count * element);
+        }
+    free(piece);
+    return ret;
+}
+
+int sw_trainer_digest(struct sw_trainer *t, struct sw_digest *digest) {
+    XXH3_state_t *hashes[4] = {0};
+    int ret = 0;
+    for (int i = 0; i < 4; i++) {
+        hashes[i] = XXH3_createState();
+        if (!hashes[i]) ret = -ENOMEM;
+        else XXH3_64bits_reset(hashes[i]);
+    }
+    if (ret == 0) ret = hash_state(t, hashes);
+    if (ret == 0) ret = hash_weights(t, hashes[3]);
+    if (ret == 0)
+        *digest = (struct sw_digest){XXH3_64bits_digest(hashes[0]), XXH3_64bits_digest(hashes[1]),
+                                     XXH3_64bits_digest(hashes[2]), XXH3_64bits_digest(hashes[3])};
+    for (int i = 0; i < 4; i++) XXH3_freeState(hashes[i]);
+    return ret;
+}

@@ -1,0 +1,211 @@
+/* kernels/host/device_host.c - the CPU as a device: memory, streams, events and copies.
+ *
+ * A stream has no thread and no queue: whatever is submitted runs inline in the calling thread, so
+ * a stream is always idle between calls and an event is recorded as soon as it is asked for. What
+ * is left of an event is the hand-over between threads: its lock orders all that the recorder did
+ * before all that the waiter does after. */
+#include "kernels/host/host.h"
+#include <assert.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include "base/log.h"
+#include "base/size.h"
+
+enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+
+struct sw_event {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int recorded;
+};
+
+#ifdef SW_POISON
+enum { FILL = 0xFF }; /* NaN in every type: what relies on zeros shows at once */
+#else
+enum { FILL = 0 };
+#endif
+
+static uint64_t mapped_bytes(uint64_t bytes) {
+    return sw_round_up(bytes ? bytes : 1, PAGE_BYTES);
+}
+
+/* Large blocks start on a huge page; what is mapped beyond them for that is given back. */
+static int host_alloc(struct sw_device *d, uint64_t bytes, void **out) {
+    (void)d;
+    const uint64_t size = mapped_bytes(bytes);
+    const uint64_t slack = size >= HUGE_BYTES ? HUGE_BYTES : 0;
+    char *map =
+        mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED) {
+        char text[32];
+        const int ret = -errno;
+        sw_error("host device: no memory for %s: %s", sw_size_print(bytes, text, sizeof(text)),
+                 strerror(-ret));
+        return ret;
+    }
+    if (slack) {
+        const uint64_t head = -(uintptr_t)map % HUGE_BYTES;
+        if (head) munmap(map, head);
+        if (slack - head) munmap(map + head + size, slack - head);
+        map += head;
+        madvise(map, size, MADV_HUGEPAGE); /* a wish: without it the pages are small */
+    }
+    if (FILL) memset(map, FILL, size);
+    *out = map;
+    return 0;
+}
+
+static void host_free(struct sw_device *d, void *p, uint64_t bytes) {
+    (void)d;
+    if (p) munmap(p, mapped_bytes(bytes));
+}
+
+static int host_stream_create(struct sw_device *d, struct sw_stream **out) {
+    struct sw_stream *s = calloc(1, sizeof(*s));
+    if (!s) {
+        sw_error("host device: no memory for a stream");
+        return -ENOMEM;
+    }
+    s->device = d;
+    *out = s;
+    return 0;
+}
+
+static void host_stream_destroy(struct sw_stream *s) {
+    free(s);
+}
+
+static int host_stream_sync(struct sw_stream *s) {
+    (void)s;
+    return 0;
+}
+
+static int host_event_create(struct sw_device *d, struct sw_event **out) {
+    (void)d;
+    struct sw_event *e = calloc(1, sizeof(*e));
+    if (!e) {
+        sw_error("host device: no memory for an event");
+        return -ENOMEM;
+    }
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    *out = e;
+    return 0;
+}
+
+static void host_event_destroy(struct sw_event *e) {
+    if (!e) return;
+    pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}
+
+static int host_event_record(struct sw_event *e, struct sw_stream *s) {
+    (void)s;
+    pthread_mutex_lock(&e->lock);
+    e->recorded = 1;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+    return 0;
+}
+
+static int host_event_wait(struct sw_event *e) {
+    pthread_mutex_lock(&e->lock);
+    while (!e->recorded) pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    return 0;
+}
+
+static int host_stream_wait(struct sw_stream *s, struct sw_event *e) {
+    (void)s;
+    return host_event_wait(e);
+}
+
+static int host_copy(struct sw_stream *s, void *dst, const void *src, uint64_t bytes) {
+    (void)s;
+    if (bytes) memcpy(dst, src, bytes);
+    return 0;
+}
+
+static int host_zero(struct sw_stream *s, void *dst, uint64_t bytes) {
+    (void)s;
+    if (bytes) memset(dst, 0, bytes);
+    return 0;
+}
+
+static const char *host_numerics(struct sw_device *d) {
+    return d->numerics;
+}
+
+static void host_close(struct sw_device *d) {
+    if (!d) return;
+    for (int i = 0; i < SW_HOST_PANELS; i++)
+        host_free(d, d->panels[i], SW_HOST_PANEL_ELEMENTS * sizeof(float));
+    pthread_mutex_destroy(&d->panel_lock);
+    free(d);
+}
+
+static struct sw_device_ops host_ops;
+static pthread_once_t host_ops_once = PTHREAD_ONCE_INIT;
+
+static void host_ops_fill(void) {
+    host_ops = (struct sw_device_ops){
+        .name = "host",
+        .close = host_close,
+        .numerics = host_numerics,
+        .alloc = host_alloc,
+        .free = host_free,
+        .stream_create = host_stream_create,
+        .stream_destroy = host_stream_destroy,
+        .stream_sync = host_stream_sync,
+        .event_create = host_event_create,
+        .event_destroy = host_event_destroy,
+        .event_record = host_event_record,
+        .stream_wait = host_stream_wait,
+        .event_wait = host_event_wait,
+        .copy_h2d = host_copy,
+        .copy_d2h = host_copy,
+        .copy_d2d = host_copy,
+        .zero = host_zero,
+    };
+    sw_host_operators(&host_ops);
+}
+
+int sw_device_host_open(struct sw_device_handle *out,
+                        const struct sw_host_device_options *options) {
+    assert(out && options && options->threads >= 1);
+    const struct sw_host_isa *isa;
+    int ret = sw_host_pick(&isa);
+    if (ret < 0) return ret;
+    struct sw_device *d = calloc(1, sizeof(*d));
+    if (!d) {
+        sw_error("host device: no memory");
+        return -ENOMEM;
+    }
+    pthread_mutex_init(&d->panel_lock, NULL);
+    d->threads = options->threads;
+    d->isa = isa;
+    d->adam = options->adam;
+    d->adam_ctx = options->adam_ctx;
+    for (int i = 0; i < SW_HOST_PANELS; i++) {
+        void *panel = NULL;
+        ret = host_alloc(d, SW_HOST_PANEL_ELEMENTS * sizeof(float), &panel);
+        if (ret < 0) goto fail_close;
+        d->panels[i] = panel;
+    }
+    if (getenv("SPILLWAY_ISA")) sw_host_gemm_limit(isa->name);
+    char library[64];
+    sw_host_gemm_describe(library, sizeof(library));
+    snprintf(d->numerics, sizeof(d->numerics), "host %s, %s, %d thread%s", isa->name, library,
+             d->threads, d->threads == 1 ? "" : "s");
+    pthread_once(&host_ops_once, host_ops_fill);
+    *out = (struct sw_device_handle){.device = d, .ops = &host_ops};
+    return 0;
+fail_close:
+    host_close(d);
+    return ret;
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# The checks that take long, need a network or need root: `make check-long`, or with
+# CHECKS="kills transformers" only those.
+#
+#   kills          a training run killed a hundred times at random moments: nothing half written
+#   transformers   Hugging Face transformers loads what training wrote and computes the same loss
+#                  (torch and transformers from PyPI, in a virtual environment outside the tree)
+#   distributions  make quickstart and make test in a fresh chroot of each distribution
+#
+# Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
+# cannot be checked on this machine is a skip with its reason, never a pass. The summary for
+# docs/checks.md is left in build/check-long.md; the last line is "N passed, N failed, N skipped".
+set -uo pipefail
+cd "$(dirname "$0")/.."
+long=${LONG_DIR:-/var/tmp/spillway-long}
+mkdir -p "$long" build
+results=$long/results
+: >"$results"
+
+# stage NAME COMMAND...: shows the lines and keeps the verdicts; a failing stage that named no
+# failure is one.
+stage() {
+    local name=$1 status
+    shift
+    printf '\n==== %s\n' "$name"
+    "$@" 2>&1 </dev/null | tee "$long/$name.out"
+    status=${PIPESTATUS[0]}
+    grep -E '^(ok|FAIL|skip) ' "$long/$name.out" | sed "s/^\(ok\|FAIL\|skip\) /\1 $name: /" >>"$results"
+    if [ "$status" != 0 ] && ! grep -q '^FAIL' "$long/$name.out"; then
+        echo "FAIL $name: exit status $status" | tee -a "$results"
+    fi
+}
+
+# The virtual environment: python3 -m venv, torch and transformers from PyPI.
+transformers() {
+    local python=$long/venv/bin/python
+    if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
+        rm -rf "$long/venv"
+        echo "making a virtual environment with torch and transformers (several GB)"
+        if ! { python3 -m venv "$long/venv" &&
+            "$long/venv/bin/pip" -q install torch transformers safetensors numpy; }; then
+            echo "skip all: not checked here: no virtual environment with torch and transformers"
+            return 0
+        fi
+    fi
+    "$python" tests/long/transformers_agree.py
+}
+
+make --no-print-directory -j"$(nproc)" all || exit 1
+for check in ${*:-kills transformers distributions}; do
+    case $check in
+        kills) stage kills python3 tests/long/kills.py ;;
+        transformers) stage transformers transformers ;;
+        distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
+        *)
+            echo "check-long: no check named '$check'" >&2
+            exit 2
+            ;;
+    esac
+done
+
+passed=$(grep -c '^ok ' "$results")
+failed=$(grep -c '^FAIL ' "$results")
+skipped=$(grep -c '^skip ' "$results")
+{
+    printf '| date | commit | machine | check | result |\n| --- | --- | --- | --- | --- |\n'
+    machine="$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release), Linux $(uname -r | cut -d- -f1)"
+    machine+=", $(nproc) x $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)"
+    while read -r verdict rest; do
+        reason=${rest#*: }
+        printf '| %s | %s | %s | %s | %s |\n' "$(date -I)" "$(git describe --always --dirty)" \
+            "$machine" "${rest%%: *}: ${reason%%: *}" \
+            "$verdict$([ "$reason" = "${reason#*: }" ] || printf ': %s' "${reason#*: }")"
+    done <"$results"
+} >build/check-long.md
+
+printf '\nThe table for docs/checks.md is in build/check-long.md.\n'
+printf '%s passed, %s failed' "$passed" "$failed"
+if [ "$skipped" != 0 ]; then printf ', %s skipped' "$skipped"; fi
+printf '\n'
+[ "$failed" = 0 ] && [ "$passed" != 0 ]

@@ -1,0 +1,144 @@
+/* tools/cmd_inspect.c - spillway inspect: what a model folder holds, after all the checks of a run.
+ */
+#include "tools/commands.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/size.h"
+#include "engine/model.h"
+#include "tools/options.h"
+
+struct inspect_options {
+    int json;
+};
+
+static const struct sw_option options_table[] = {
+    {.name = "json",
+     .section = "Options",
+     .help = "one JSON object",
+     .kind = SW_OPTION_FLAG,
+     .offset = offsetof(struct inspect_options, json)},
+    {.name = "help",
+     .section = "Options",
+     .help = "this text",
+     .kind = SW_OPTION_FLAG,
+     .offset = SW_NO_FIELD},
+};
+
+static const struct sw_command command = {
+    .name = "inspect",
+    .usage = "inspect DIR [--json]",
+    .summary = "Checks a model folder and shows its configuration, units and files.",
+    .operand = "DIR",
+    .options = options_table,
+    .option_count = sizeof(options_table) / sizeof(options_table[0]),
+};
+
+static const char *rope_name(enum sw_rope_kind kind) {
+    static const char *const names[] = {"default", "linear", "llama3"};
+    return names[kind];
+}
+
+static json_t *config_json(const struct sw_model_config *c) {
+    json_t *rope =
+        json_pack("{s:s,s:f}", "rope_type", rope_name(c->rope_kind), "rope_theta", c->rope_theta);
+    if (c->rope_kind != SW_ROPE_PLAIN)
+        json_object_set_new(rope, "factor", json_real(c->rope_factor));
+    if (c->rope_kind == SW_ROPE_LLAMA3) {
+        json_object_set_new(rope, "low_freq_factor", json_real(c->rope_low_freq_factor));
+        json_object_set_new(rope, "high_freq_factor", json_real(c->rope_high_freq_factor));
+        json_object_set_new(rope, "original_max_position_embeddings",
+                            json_real(c->rope_original_positions));
+    }
+    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:b,s:f,s:o}", "model_type",
+                     c->model_type, "hidden_size", (json_int_t)c->hidden, "intermediate_size",
+                     (json_int_t)c->intermediate, "num_hidden_layers", (json_int_t)c->layers,
+                     "num_attention_heads", (json_int_t)c->heads, "num_key_value_heads",
+                     (json_int_t)c->kv_heads, "head_dim", (json_int_t)c->head_dim, "vocab_size",
+                     (json_int_t)c->vocab, "max_position_embeddings", (json_int_t)c->max_positions,
+                     "tie_word_embeddings", c->tied, "rms_norm_eps", (double)c->rms_eps,
+                     "rope_parameters", rope);
+}
+
+static void print_json(const struct sw_model *model) {
+    json_t *units = json_array(), *files = json_array();
+    for (uint32_t i = 0; i < model->unit_count; i++) {
+        const struct sw_unit *unit = &model->units[i];
+        json_array_append_new(units, json_pack("{s:s,s:I,s:I,s:I}", "name", unit->name, "tensors",
+                                               (json_int_t)unit->tensor_count, "parameters",
+                                               (json_int_t)unit->params, "padded",
+                                               (json_int_t)unit->count));
+    }
+    for (uint32_t i = 0; i < sw_model_file_count(model); i++) {
+        const struct sw_model_file file = sw_model_file(model, i);
+        json_array_append_new(files, json_pack("{s:s,s:s,s:I,s:I}", "name", file.name, "dtype",
+                                               file.dtype, "bytes", (json_int_t)file.bytes,
+                                               "tensors", (json_int_t)file.tensors));
+    }
+    char hash[17];
+    snprintf(hash, sizeof(hash), "%016" PRIx64, sw_model_fingerprint(model));
+    json_t *root =
+        json_pack("{s:i,s:s,s:o,s:I,s:o,s:o,s:s}", "schema", 1, "model", model->dir, "config",
+                  config_json(&model->config), "parameters", (json_int_t)model->params, "units",
+                  units, "files", files, "fingerprint", hash);
+    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
+    putchar('\n');
+    json_decref(root);
+}
+
+static void print_text(const struct sw_model *model) {
+    const struct sw_model_config *c = &model->config;
+    char a[32], b[32], d[32];
+    printf("%s: %s, %" PRIu64 " parameters\n\n", model->dir, c->model_type, model->params);
+    printf("  hidden %" PRIu32 ", intermediate %" PRIu32 ", layers %" PRIu32 ", heads %" PRIu32
+           " (%" PRIu32 " key/value) of %" PRIu32 "\n",
+           c->hidden, c->intermediate, c->layers, c->heads, c->kv_heads, c->head_dim);
+    printf("  vocabulary %" PRIu32 ", positions %" PRIu32 ", head %s, rms_norm_eps %g\n", c->vocab,
+           c->max_positions, c->tied ? "tied to the embedding" : "of its own", (double)c->rms_eps);
+    printf("  rope %s, theta %g", rope_name(c->rope_kind), c->rope_theta);
+    if (c->rope_kind != SW_ROPE_PLAIN) printf(", factor %g", c->rope_factor);
+    printf("\n\n  %-12s %8s %14s %12s %12s %12s\n", "unit", "tensors", "parameters", "bf16", "fp32",
+           "Adam state");
+    for (uint32_t i = 0; i < model->unit_count; i++) {
+        const struct sw_unit *unit = &model->units[i];
+        printf("  %-12s %8" PRIu32 " %14" PRIu64 " %12s %12s %12s\n", unit->name,
+               unit->tensor_count, unit->params, sw_size_print(2 * unit->params, a, sizeof(a)),
+               sw_size_print(4 * unit->params, b, sizeof(b)),
+               sw_size_print(12 * unit->params, d, sizeof(d)));
+    }
+    printf("  %-12s %8s %14" PRIu64 " %12s %12s %12s\n\n", "all", "", model->params,
+           sw_size_print(2 * model->params, a, sizeof(a)),
+           sw_size_print(4 * model->params, b, sizeof(b)),
+           sw_size_print(12 * model->params, d, sizeof(d)));
+    for (uint32_t i = 0; i < sw_model_file_count(model); i++) {
+        const struct sw_model_file file = sw_model_file(model, i);
+        printf("  %s: %s, %" PRIu32 " tensors, %s\n", file.name, file.dtype, file.tensors,
+               sw_size_print(file.bytes, a, sizeof(a)));
+    }
+}
+
+int sw_cmd_inspect(int argc, char **argv) {
+    struct inspect_options options = {0};
+    struct sw_parsed parsed;
+    int status = SW_EXIT_OK;
+    const int parse = sw_options_parse(&command, argc, argv, &options, &parsed);
+    if (parse < 0) status = SW_EXIT_USAGE;
+    if (parse == 0) {
+        struct sw_model model;
+        if (sw_model_open(&model, parsed.operand) < 0) {
+            status = SW_EXIT_FAILED;
+        } else {
+            if (options.json)
+                print_json(&model);
+            else
+                print_text(&model);
+            sw_model_close(&model);
+        }
+    }
+    sw_parsed_close(&parsed);
+    return status;
+}

@@ -1,0 +1,204 @@
+/* tools/cmd_train.c - spillway train: options in, a fine-tuned model folder out. */
+#include "tools/commands.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/log.h"
+#include "base/size.h"
+#include "engine/trainer.h"
+#include "tools/options.h"
+#include "tools/progress.h"
+#include "tools/run_log.h"
+
+#ifndef SW_VERSION
+#define SW_VERSION "unknown"
+#endif
+
+/* The signal that asked for a stop; 0: none. */
+static atomic_int stop_signal;
+
+static void on_signal(int number) {
+    static const char first[] = "\nspillway: finishing the step, then saving; once more to leave at "
+                                "once, without saving\n";
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&stop_signal, &none, number)) _exit(128 + number);
+    const ssize_t ignored = write(STDERR_FILENO, first, sizeof(first) - 1);
+    (void)ignored;
+}
+
+static void watch_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+struct run {
+    struct sw_train_options options;
+    struct sw_parsed parsed;
+    struct sw_trainer *trainer;
+    struct sw_run_log *log;
+    struct sw_progress progress;
+    double val_first, val_last;
+    int evals;
+    char saved[4096];
+};
+
+/* ---- hooks ---- */
+
+static void on_step(void *ctx, const struct sw_step_report *report) {
+    struct run *run = ctx;
+    sw_run_log_step(run->log, report);
+    sw_progress_step(&run->progress, report);
+}
+
+static void on_eval_progress(void *ctx, uint64_t rows, uint64_t rows_total) {
+    struct run *run = ctx;
+    sw_progress_eval(&run->progress, rows, rows_total);
+}
+
+static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
+    struct run *run = ctx;
+    if (run->evals++ == 0) run->val_first = loss;
+    run->val_last = loss;
+    sw_progress_clear(&run->progress);
+    printf("validation loss %.4f after %llu steps (%llu tokens)\n", loss, (unsigned long long)step,
+           (unsigned long long)tokens);
+    fflush(stdout);
+    sw_run_log_event(run->log, "eval", step,
+                     json_pack("{s:f, s:I}", "val_loss", loss, "tokens", (json_int_t)tokens));
+}
+
+static void on_saved(void *ctx, uint64_t step, const char *dir) {
+    struct run *run = ctx;
+    sw_progress_clear(&run->progress);
+    snprintf(run->saved, sizeof(run->saved), "%s", dir);
+    printf("saved the model after %llu steps in %s\n", (unsigned long long)step, dir);
+    fflush(stdout);
+    sw_run_log_event(run->log, "saved", step, json_pack("{s:s}", "dir", dir));
+}
+
+/* ---- what stands at the start ---- */
+
+static void print_table(const struct sw_trainer *t) {
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
+    const int count = sw_trainer_table(t, rows);
+    char size[32];
+    printf("bytes:\n");
+    for (int i = 0; i < count; i++)
+        printf("  %-8s %-32s %10s\n", sw_tier_name(rows[i].tier), rows[i].what,
+               sw_size_print(rows[i].bytes, size, sizeof(size)));
+    for (int tier = 0; tier < SW_TIER_COUNT; tier++)
+        printf("  %-8s %-32s %10s\n", sw_tier_name((enum sw_tier)tier), "in all",
+               sw_size_print(sw_placement_bytes(rows, count, (enum sw_tier)tier), size, sizeof(size)));
+}
+
+static void print_start(const struct run *run) {
+    const struct sw_trainer *t = run->trainer;
+    printf("options:\n");
+    sw_options_print(&run->parsed, sw_trainer_options(t), stdout);
+    printf("numerics key: %s\n", sw_trainer_numerics_key(t));
+    printf("%llu parameters, %llu tokens per step\n", (unsigned long long)sw_trainer_params(t),
+           (unsigned long long)sw_trainer_tokens_per_step(t));
+    print_table(t);
+    fflush(stdout);
+}
+
+static void log_start(struct run *run) {
+    if (!run->log) return;
+    sw_run_log_object(run->log,
+                      json_pack("{s:s, s:s, s:o, s:s, s:I, s:I}", "event", "start", "version",
+                                SW_VERSION, "options",
+                                sw_options_json(&run->parsed, sw_trainer_options(run->trainer)),
+                                "numerics_key", sw_trainer_numerics_key(run->trainer), "parameters",
+                                (json_int_t)sw_trainer_params(run->trainer), "tokens_per_step",
+                                (json_int_t)sw_trainer_tokens_per_step(run->trainer)));
+}
+
+/* ---- the end ---- */
+
+static int log_digest(struct run *run, uint64_t step) {
+    struct sw_digest d;
+    const int ret = sw_trainer_digest(run->trainer, &d);
+    if (ret < 0) return ret;
+    char text[4][20];
+    const uint64_t hashes[] = {d.master, d.momentum, d.variance, d.weights};
+    for (int i = 0; i < 4; i++)
+        snprintf(text[i], sizeof(text[i]), "%016llx", (unsigned long long)hashes[i]);
+    printf("digest: master %s momentum %s variance %s weights %s\n", text[0], text[1], text[2],
+           text[3]);
+    sw_run_log_event(run->log, "digest", step,
+                     json_pack("{s:s, s:s, s:s, s:s}", "master", text[0], "momentum", text[1],
+                               "variance", text[2], "weights", text[3]));
+    return 0;
+}
+
+static void print_end(const struct run *run) {
+    if (run->evals > 1)
+        printf("validation loss: %.4f before, %.4f after\n", run->val_first, run->val_last);
+    printf("the model is in %s\n", run->saved);
+    printf("next: spillway inspect %s\n", run->saved);
+}
+
+static int finish(struct run *run, int ret, uint64_t stopped_at) {
+    sw_progress_clear(&run->progress);
+    if (ret >= 0 && run->options.digest) {
+        const int digest = log_digest(run, stopped_at);
+        if (digest < 0) ret = digest;
+    }
+    if (ret == 1) {
+        sw_run_log_event(run->log, "stopped", stopped_at, NULL);
+        if (stopped_at > 0)
+            printf("stopped after step %llu; the weights are in %s, the optimizer state is not kept\n",
+                   (unsigned long long)stopped_at, run->saved);
+        else printf("stopped before the first step; nothing was saved\n");
+    } else if (ret == 0) {
+        print_end(run);
+    }
+    fflush(stdout);
+    return ret;
+}
+
+static int train(struct run *run) {
+    int ret = sw_trainer_start(run->trainer);
+    if (ret == 0) ret = sw_run_log_open(&run->log, run->options.log);
+    if (ret < 0) return ret;
+    log_start(run);
+    if (sw_trainer_store_mode(run->trainer)[0])
+        printf("store: %s\n", sw_trainer_store_mode(run->trainer));
+    uint64_t stopped_at = 0;
+    ret = sw_trainer_run(run->trainer, &stopped_at);
+    ret = finish(run, ret, stopped_at);
+    const int logged = sw_run_log_close(run->log);
+    return ret < 0 || logged == 0 ? ret : logged;
+}
+
+int sw_cmd_train(int argc, char **argv) {
+    struct run run = {0};
+    int ret = sw_parse_train(argc, argv, &run.options, &run.parsed);
+    if (ret != 0) {
+        sw_parsed_close(&run.parsed);
+        return ret == 1 ? SW_EXIT_OK : SW_EXIT_USAGE;
+    }
+    watch_signals();
+    sw_progress_begin(&run.progress);
+    const struct sw_trainer_hooks hooks = {.ctx = &run,
+                                           .on_step = on_step,
+                                           .on_eval = on_eval,
+                                           .on_eval_progress = on_eval_progress,
+                                           .on_saved = on_saved,
+                                           .stop = &stop_signal};
+    ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
+    if (ret == 0) {
+        print_start(&run);
+        if (!run.options.dry_run) ret = train(&run);
+    }
+    sw_trainer_close(run.trainer);
+    sw_parsed_close(&run.parsed);
+    if (ret < 0) return SW_EXIT_FAILED;
+    return ret == 1 ? 128 + atomic_load(&stop_signal) : SW_EXIT_OK;
+}

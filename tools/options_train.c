@@ -1,0 +1,171 @@
+/* tools/options_train.c - the options of `spillway train`, and which of them do not go together.
+ *
+ * An option stands here when its feature works, never before. */
+#include "tools/options.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/log.h"
+
+static const char *const orders[] = {"shuffle", "sequential", NULL};
+static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
+static const char *const decays[] = {"matrices", "all", NULL};
+static const char *const devices[] = {"host", NULL};
+static const char *const dtypes[] = {"bf16", "fp32", NULL};
+static const char *const tiers[] = {"device", "host", "nvme", NULL};
+static const char *const overlaps[] = {"auto", "none", "forward", "backward", NULL};
+
+/* clang-format off: a table is read by its columns. */
+#define FIELD(name) .offset = offsetof(struct sw_train_options, name)
+#define TEXT(value_text, field) .value = value_text, .kind = SW_OPTION_TEXT, FIELD(field)
+#define FLAG(field) .kind = SW_OPTION_FLAG, FIELD(field)
+#define CHOICE(list, field) \
+    .value = "NAME", .kind = SW_OPTION_CHOICE, .choices = list, FIELD(field)
+#define COUNT(field, least) \
+    .value = "N", .kind = SW_OPTION_COUNT, .min = least, .max = UINT32_MAX, FIELD(field)
+#define COUNT64(field, least) \
+    .value = "N", .kind = SW_OPTION_COUNT64, .min = least, .max = 1e15, FIELD(field)
+#define REAL(field, least, most) \
+    .value = "X", .kind = SW_OPTION_REAL, .min = least, .max = most, FIELD(field)
+
+static const struct sw_option options_table[] = {
+    {"model", .section = "Files", TEXT("DIR", model), .marks = SW_REQUIRED,
+     .help = "model folder: config.json and safetensors"},
+    {"data", .section = "Files", TEXT("FILE", data), .marks = SW_REQUIRED,
+     .help = "training tokens: flat uint16, above a vocabulary of 65536 uint32"},
+    {"mask", .section = "Files", TEXT("FILE", mask),
+     .help = "one byte per training token: 1 when the prediction of it counts"},
+    {"val", .section = "Files", TEXT("FILE", val), .help = "tokens for evaluation"},
+    {"out", .section = "Files", TEXT("DIR", out), .marks = SW_REQUIRED,
+     .help = "folder for the trained model, empty or not yet there"},
+    {"restart", .section = "Files", FLAG(restart),
+     .help = "begin anew in an --out that is not empty"},
+    {"log", .section = "Files", TEXT("FILE", log), .help = "one JSON object per step"},
+    {"config", .section = "Files", .value = "FILE", .kind = SW_OPTION_CONFIG, .offset = SW_NO_FIELD,
+     .help = "options from a TOML file; the command line wins over it"},
+
+    {"steps", .section = "Batches", COUNT64(steps, 1), .marks = SW_UNSET, .fallback = "one epoch",
+     .help = "optimizer steps"},
+    {"seq-len", .section = "Batches", COUNT(seq_len, 1), .marks = SW_UNSET,
+     .fallback = "512, or the model's limit", .help = "tokens per row"},
+    {"micro-batch", .section = "Batches", COUNT(micro_batch, 1), .fallback = "1",
+     .help = "rows that go through the model together"},
+    {"accumulate", .section = "Batches", COUNT(accumulate, 1), .fallback = "1",
+     .help = "micro-batches per step"},
+    {"order", .section = "Batches", CHOICE(orders, order), .fallback = "shuffle",
+     .help = "of the rows in an epoch"},
+    {"seed", .section = "Batches", .value = "N", .kind = SW_OPTION_COUNT64, FIELD(seed),
+     .fallback = "0", .help = "of the shuffle"},
+    {"eval-every", .section = "Batches", COUNT64(eval_every, 0), .fallback = "0",
+     .help = "steps between evaluations on --val; 0: none in between"},
+    {"save-every", .section = "Batches", COUNT64(save_every, 0), .fallback = "0",
+     .help = "steps between saves; 0: only at the end"},
+
+    {"lr", .section = "Optimizer", REAL(lr, 0, INFINITY), .fallback = "1e-5",
+     .help = "learning rate"},
+    {"schedule", .section = "Optimizer", CHOICE(schedules, schedule), .fallback = "cosine",
+     .help = "of the learning rate after the warm-up"},
+    {"warmup", .section = "Optimizer", .value = "N", .kind = SW_OPTION_STEPS, FIELD(warmup),
+     .marks = SW_UNSET, .fallback = "3% of steps", .help = "steps of linear warm-up"},
+    {"min-lr", .section = "Optimizer", REAL(min_lr, 0, INFINITY), .fallback = "0",
+     .help = "where a linear or cosine schedule ends"},
+    {"decay", .section = "Optimizer", CHOICE(decays, decay), .fallback = "matrices",
+     .help = "what weight decay applies to"},
+    {"weight-decay", .section = "Optimizer", REAL(weight_decay, 0, INFINITY), .fallback = "0.1",
+     .help = "decoupled, times the learning rate"},
+    {"beta1", .section = "Optimizer", REAL(beta1, 0, 1), .marks = SW_MAX_OPEN, .fallback = "0.9",
+     .help = "decay of the momentum"},
+    {"beta2", .section = "Optimizer", REAL(beta2, 0, 1), .marks = SW_MAX_OPEN, .fallback = "0.95",
+     .help = "decay of the variance"},
+    {"eps", .section = "Optimizer", REAL(eps, 0, INFINITY), .marks = SW_MIN_OPEN,
+     .fallback = "1e-8", .help = "added to the root of the variance"},
+    {"clip", .section = "Optimizer", REAL(clip, 0, INFINITY), .fallback = "1",
+     .help = "largest global gradient norm; 0: off"},
+    {"max-skips", .section = "Optimizer", COUNT(max_skips, 0), .fallback = "10",
+     .help = "steps in a row that may be skipped as not finite"},
+
+    {"device", .section = "Placement", .value = "NAME", .kind = SW_OPTION_CHOICE,
+     .choices = devices, .offset = SW_NO_FIELD, .fallback = "host",
+     .help = "what computes the model"},
+    {"dtype", .section = "Placement", CHOICE(dtypes, dtype), .fallback = "bf16",
+     .help = "of weights and activations"},
+    {"grad-dtype", .section = "Placement", CHOICE(dtypes, grad_dtype), .fallback = "as --dtype",
+     .help = "of gradients on their way to the optimizer"},
+    {"optimizer", .section = "Placement", CHOICE(tiers, optimizer), .fallback = "host",
+     .help = "where the FP32 optimizer state lives"},
+    {"overlap", .section = "Placement", CHOICE(overlaps, overlap), .fallback = "auto",
+     .help = "update beside forward (any clip) or backward (--clip 0)"},
+    {"chunk", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE, FIELD(chunk_bytes),
+     .min = SW_CHUNK_BYTES_MIN, .max = 1 << 30, .fallback = "8Mi",
+     .help = "piece of optimizer state that moves at once"},
+    {"threads", .section = "Placement", .value = "N", .kind = SW_OPTION_INT, FIELD(threads),
+     .min = 1, .max = 4096, .marks = SW_UNSET, .fallback = "what affinity and quota give",
+     .help = "of the optimizer on the CPU"},
+    {"nvme", .section = "Placement", .value = "DIR[,DIR...]", .kind = SW_OPTION_LIST, FIELD(nvme),
+     .count_offset = offsetof(struct sw_train_options, nvme_count), .fallback = "the output folder",
+     .help = "folders of the store, one per drive"},
+
+    {"dry-run", .section = "Other", FLAG(dry_run),
+     .help = "check everything, print the plan, stop"},
+    {"digest", .section = "Other", FLAG(digest),
+     .help = "end with hashes of masters, momenta, variances and weights"},
+    {"help", .section = "Other", .kind = SW_OPTION_FLAG, .offset = SW_NO_FIELD,
+     .help = "this text"},
+};
+/* clang-format on */
+
+const struct sw_command sw_train_command = {
+    .name = "train",
+    .usage = "train --model DIR --data FILE --out DIR [options]",
+    .summary = "Fine-tunes a Llama-family model with its optimizer state in memory or on NVMe.",
+    .options = options_table,
+    .option_count = sizeof(options_table) / sizeof(options_table[0]),
+};
+
+static int contradiction(const char *what) {
+    sw_error("train: %s", what);
+    return -EINVAL;
+}
+
+/* Options that exclude each other, and options that would do nothing: accepted in silence, they
+ * would leave the user believing in an effect that never happened. --seed is exempt: it names the
+ * run. */
+static int check_together(const struct sw_train_options *o, const struct sw_parsed *parsed) {
+    if (o->overlap == SW_OVERLAP_BACKWARD && o->clip > 0) {
+        sw_error(
+            "train: --overlap backward needs --clip 0 (it is %g): the exact gradient norm is known "
+            "only after backward",
+            o->clip);
+        return -EINVAL;
+    }
+    if (o->nvme_count > 0 && o->optimizer != SW_TIER_NVME)
+        return contradiction("--nvme has no effect without --optimizer nvme");
+    if (o->eval_every > 0 && !o->val)
+        return contradiction("--eval-every has no effect without --val");
+    if (o->schedule == SW_SCHEDULE_CONSTANT && sw_option_origin(parsed, "min-lr"))
+        return contradiction("--min-lr has no effect with --schedule constant");
+    if (o->min_lr > o->lr) {
+        sw_error("train: --min-lr %g is above --lr %g", o->min_lr, o->lr);
+        return -EINVAL;
+    }
+    if (o->weight_decay == 0 && sw_option_origin(parsed, "decay"))
+        return contradiction("--decay has no effect with --weight-decay 0");
+    if (o->steps > 0 && o->warmup > (int64_t)o->steps) {
+        sw_error("train: --warmup %" PRId64 " is longer than --steps %" PRIu64, o->warmup,
+                 o->steps);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int sw_parse_train(int argc, char **argv, struct sw_train_options *options,
+                   struct sw_parsed *parsed) {
+    sw_train_defaults(options);
+    const int ret = sw_options_parse(&sw_train_command, argc, argv, options, parsed);
+    if (ret != 0) return ret;
+    if (!sw_option_origin(parsed, "grad-dtype")) options->grad_dtype = options->dtype;
+    return check_together(options, parsed);
+}

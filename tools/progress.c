@@ -1,0 +1,76 @@
+/* tools/progress.c - the progress line. */
+#include "tools/progress.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "base/size.h"
+#include "engine/executor.h"
+
+enum { LINE_MAX_CHARS = 240 };
+
+static const double live_s = 0.1, plain_s = 3.0;
+
+void sw_progress_begin(struct sw_progress *p) {
+    memset(p, 0, sizeof(*p));
+    p->live = isatty(STDOUT_FILENO);
+}
+
+void sw_progress_clear(struct sw_progress *p) {
+    if (p->line_open) printf("\r\033[K");
+    p->line_open = 0;
+    fflush(stdout);
+}
+
+static int is_due(struct sw_progress *p, int force) {
+    const uint64_t now = sw_now_ns();
+    const double since = (double)(now - p->last_print_ns) * 1e-9;
+    if (!force && p->last_print_ns && since < (p->live ? live_s : plain_s)) return 0;
+    p->last_print_ns = now;
+    return 1;
+}
+
+static void show(struct sw_progress *p, const char *line) {
+    if (p->live) {
+        printf("\r%s\033[K", line);
+        p->line_open = 1;
+    } else {
+        printf("%s\n", line);
+    }
+    fflush(stdout);
+}
+
+static void print_left(double seconds, char *out, size_t out_size) {
+    const unsigned long s = (unsigned long)(seconds + 0.5);
+    if (s >= 3600) snprintf(out, out_size, "%lu h %02lu min", s / 3600, s / 60 % 60);
+    else snprintf(out, out_size, "%lu:%02lu", s / 60, s % 60);
+}
+
+void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
+    p->step_s_mean = p->step_s_mean > 0 ? 0.9 * p->step_s_mean + 0.1 * r->step_s : r->step_s;
+    if (r->skipped) {
+        sw_progress_clear(p);
+        printf("step %llu skipped: %s\n", (unsigned long long)r->step, r->why_skipped);
+    }
+    if (!is_due(p, r->step == 1 || r->step == r->steps)) return;
+    char left[32], memory[SW_TIER_COUNT][24], line[LINE_MAX_CHARS];
+    print_left(p->step_s_mean * (double)(r->steps - r->step), left, sizeof(left));
+    for (int m = 0; m < SW_TIER_COUNT; m++)
+        sw_size_print(r->memory_bytes[m], memory[m], sizeof(memory[m]));
+    snprintf(line, sizeof(line),
+             "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  clock %s %.0f%%"
+             "  device %s host %s nvme %s  %s left",
+             (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
+             p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean,
+             sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
+             memory[SW_TIER_HOST], memory[SW_TIER_NVME], left);
+    show(p, line);
+}
+
+void sw_progress_eval(struct sw_progress *p, uint64_t rows, uint64_t rows_total) {
+    if (!is_due(p, 0)) return;
+    char line[LINE_MAX_CHARS];
+    snprintf(line, sizeof(line), "validation: row %llu of %llu", (unsigned long long)rows,
+             (unsigned long long)rows_total);
+    show(p, line);
+}

@@ -1,0 +1,19 @@
+/* tools/progress.h - what a person sees of a run: one live line on a terminal, otherwise a plain line every few
+ * seconds. One thread. */
+#ifndef TOOLS_PROGRESS_H
+#define TOOLS_PROGRESS_H
+#include "engine/trainer.h"
+
+struct sw_progress {
+    int live, line_open;     /* a terminal; an unfinished live line stands on it */
+    uint64_t last_print_ns;
+    double step_s_mean;      /* recent */
+};
+
+void sw_progress_begin(struct sw_progress *p);
+void sw_progress_step(struct sw_progress *p, const struct sw_step_report *report);
+void sw_progress_eval(struct sw_progress *p, uint64_t rows, uint64_t rows_total);
+/* Ends a live line, so that something else can be printed. */
+void sw_progress_clear(struct sw_progress *p);
+
+#endif
