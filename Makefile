@@ -93,7 +93,11 @@ $(O)/libspillway.a: $(lib_objs)
 
 $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	@echo "  LINK  $@"
-	$(Q)$(CC) $(common) $^ -lcmocka $(libs) -o $@
+	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
+
+# The options are tools/, which is not in the library, and their TOML parser is C++.
+$(O)/tests/test_options: $(filter $(O)/tools/options%.o $(O)/tools/toml_%.o,$(tool_objs))
+$(O)/tests/test_options: libs += -lstdc++
 
 $(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)
 $(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)

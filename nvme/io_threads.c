@@ -23,7 +23,7 @@ struct threads_io {
     int stop;
     struct sw_nvme_block *todo; /* rings of `entries` */
     struct sw_nvme_done *done;
-    int fds[SW_NVME_FOLDERS_MAX];
+    int fds[SW_NVME_FILES_MAX];
 };
 
 static int32_t transfer(const struct threads_io *io, const struct sw_nvme_block *b) {

@@ -26,7 +26,7 @@ struct ring_io {
     int fixed_files, fixed_buffers;
     char *base;
     uint64_t bytes;
-    int fds[SW_NVME_FOLDERS_MAX];
+    int fds[SW_NVME_FILES_MAX];
 };
 
 static void pause_ms(long ms) {

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 #include "nvme/nvme.h"
 
-#define SW_NVME_FOLDERS_MAX 64u
+#define SW_NVME_FILES_MAX 64u
 /* One transfer stays below the kernel's limit of 2 GiB, where results become short. */
 #define SW_NVME_BLOCK_MAX_BYTES (1u << 30)
 #define SW_NVME_RETRIES_MAX     32u /* of one block, in a row, without progress */
@@ -30,7 +30,7 @@ struct sw_nvme_place { /* of a chunk */
 };
 
 struct sw_nvme_store {
-    struct sw_nvme_file files[SW_NVME_FOLDERS_MAX];
+    struct sw_nvme_file files[SW_NVME_FILES_MAX];
     uint32_t file_count, chunk_count, homes;
     struct sw_nvme_place *places;
 };

@@ -36,8 +36,8 @@ struct sw_nvme_queue {
     uint32_t depth, block_bytes, in_flight;
     uint32_t req_head, req_count;
     struct sw_nvme_req *reqs[SW_NVME_REQS_MAX];
-    uint32_t busy[SW_NVME_FOLDERS_MAX]; /* slots in use, per drive */
-    struct slot *slots;                 /* [drive][depth] */
+    uint32_t busy[SW_NVME_FILES_MAX]; /* slots in use, per drive */
+    struct slot *slots;               /* [drive][depth] */
 };
 
 int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *store, int write,
@@ -56,7 +56,7 @@ int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *stor
     q->write = write != 0;
     q->depth = depth;
     q->block_bytes = block_bytes < SW_NVME_BLOCK_MAX_BYTES ? block_bytes : SW_NVME_BLOCK_MAX_BYTES;
-    int fds[SW_NVME_FOLDERS_MAX];
+    int fds[SW_NVME_FILES_MAX];
     for (uint32_t i = 0; i < store->file_count; i++) fds[i] = store->files[i].fd;
     const struct sw_nvme_setup setup = {fds, store->file_count, slot_count, base, bytes, ctx};
     q->ops = ops ? ops : &sw_nvme_uring_ops;

@@ -291,7 +291,7 @@ static void release(struct sw_nvme_store *store, int unlink_all, int unlink_crea
 
 int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
     assert(out && o && o->folders && o->name && *o->name);
-    assert(o->folder_count >= 1 && o->folder_count <= SW_NVME_FOLDERS_MAX);
+    assert(o->folder_count >= 1 && o->folder_count <= SW_NVME_FILES_MAX);
     assert(o->homes == 1 || o->homes == 2);
     assert(o->chunk_count == 0 || o->record_bytes);
     struct sw_nvme_store *store = calloc(1, sizeof(*store));
@@ -303,7 +303,7 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
     store->file_count = o->folder_count;
     store->chunk_count = o->chunk_count;
     store->homes = o->homes;
-    uint64_t file_bytes[SW_NVME_FOLDERS_MAX];
+    uint64_t file_bytes[SW_NVME_FILES_MAX];
     lay_out(o, store->places, file_bytes);
     for (uint32_t i = 0; i < store->file_count; i++) {
         store->files[i].fd = -1;
@@ -324,7 +324,7 @@ void sw_nvme_close(struct sw_nvme_store *store, int unlink_files) {
 
 int sw_nvme_sync(struct sw_nvme_store *store) {
     assert(store);
-    int results[SW_NVME_FOLDERS_MAX];
+    int results[SW_NVME_FILES_MAX];
     const int count = (int)store->file_count;
     /* The threads wait for their drives, not for a core, so each file has its own. */
 #pragma omp parallel for num_threads(count) schedule(static, 1) if (count > 1)

@@ -8,8 +8,9 @@ if [ -z "$formatter" ]; then
     echo "format: no clang-format here; run scripts/deps.sh check" >&2
     exit 1
 fi
-if ! "$formatter" --version | grep -q 'version 14\.'; then
-    echo "format: $("$formatter" --version) differs in details from version 14" >&2
+if [ "${1:-}" != -i ] && ! "$formatter" --version | grep -q 'version 14\.'; then
+    echo "format: not checked: clang-format 14 is not here, and other versions differ in details"
+    exit 0
 fi
 git ls-files -coz --exclude-standard -- '*.c' '*.h' '*.cpp' '*.cu' | sort -zu |
     while IFS= read -r -d '' file; do if [ -e "$file" ]; then printf '%s\0' "$file"; fi; done |

@@ -6,14 +6,16 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <getopt.h>
 #include <jansson.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <linux/magic.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -22,8 +24,14 @@
 #include "nvme/nvme.h"
 #include "offload/arena.h"
 #include "offload/topology.h"
+#include "tools/options.h"
 
-enum { FOLDERS_MAX = 64, CHECKS_MAX = 8 + 3 * FOLDERS_MAX, TEXT_BYTES = 512 };
+enum {
+    FOLDERS_MAX = SW_NVME_FOLDERS_MAX,
+    CHECKS_MAX = 8 + 3 * FOLDERS_MAX,
+    TEXT_BYTES = 512,
+    LINES_MAX = 8
+};
 #define PROBE_BYTES (4u << 20)
 #define LOW_DISK    (1ull << 30)
 
@@ -40,12 +48,22 @@ struct check {
 struct doctor {
     struct check checks[CHECKS_MAX];
     int count;
-    char said[TEXT_BYTES]; /* the first line that a probe logged: the reason of a refusal */
+    int ring_checked;
+    char said[LINES_MAX][TEXT_BYTES]; /* what a probe logged: the reasons of refusals */
+    int said_count;
 };
 
-static void keep_first(enum sw_log_level level, const char *line, void *ctx) {
+static void keep_lines(enum sw_log_level level, const char *line, void *ctx) {
     struct doctor *d = ctx;
-    if (level != SW_LOG_INFO && !*d->said) snprintf(d->said, sizeof(d->said), "%s", line);
+    if (level != SW_LOG_INFO && d->said_count < LINES_MAX)
+        snprintf(d->said[d->said_count++], TEXT_BYTES, "%s", line);
+}
+
+/* The line of the last probe that speaks of `word`, else fallback. */
+static const char *reason(const struct doctor *d, const char *word, const char *fallback) {
+    for (int i = 0; i < d->said_count; i++)
+        if (strstr(d->said[i], word)) return d->said[i];
+    return fallback;
 }
 
 static __attribute__((format(printf, 4, 5))) struct check *
@@ -69,9 +87,9 @@ static void because(struct check *c, const char *why, const char *fix) {
 static void check_isa(struct doctor *d) {
     const struct sw_adam_variant *picked, *best = sw_adam_variants;
     while (!best->supported()) best++;
-    d->said[0] = 0;
+    d->said_count = 0;
     if (sw_adam_pick(&picked) < 0) {
-        because(add(d, "instructions", BAD, "no variant"), d->said,
+        because(add(d, "instructions", BAD, "no variant"), reason(d, "SPILLWAY_ISA", ""),
                 "unset SPILLWAY_ISA, or set it to avx512, avx2 or scalar");
         return;
     }
@@ -87,9 +105,9 @@ static void check_isa(struct doctor *d) {
 
 static void check_machine(struct doctor *d) {
     struct sw_topology t;
-    d->said[0] = 0;
+    d->said_count = 0;
     if (sw_topology_read(&t) < 0) {
-        because(add(d, "cores", BAD, "unknown"), d->said, "mount /proc and /sys");
+        because(add(d, "cores", BAD, "unknown"), reason(d, "topology", ""), "mount /proc and /sys");
         return;
     }
     struct check *c = add(d, "cores", OK, "%d of %s, %d NUMA node%s, %d thread%s", t.cpus,
@@ -179,7 +197,7 @@ static int probe_folder(struct doctor *d, const char *folder, struct sw_nvme_mod
     const struct sw_nvme_options options = {&folder, 1, name, &record, 1, 1};
     struct sw_nvme_store *store;
     struct sw_arena arena;
-    d->said[0] = 0;
+    d->said_count = 0;
     int ret = sw_arena_open(&arena, 2ull * PROBE_BYTES);
     if (ret < 0) return ret;
     ret = sw_nvme_open(&store, &options);
@@ -194,7 +212,7 @@ static int probe_folder(struct doctor *d, const char *folder, struct sw_nvme_mod
 static void check_ring(struct doctor *d, const struct sw_nvme_mode *mode) {
     if (!mode->io_uring) {
         because(
-            add(d, "io_uring", SLOW, "refused, threads instead"), d->said,
+            add(d, "io_uring", SLOW, "refused, threads instead"), reason(d, "io_uring", ""),
             "sysctl kernel.io_uring_disabled=0; in a container a seccomp profile that admits it");
         return;
     }
@@ -205,23 +223,28 @@ static void check_ring(struct doctor *d, const struct sw_nvme_mode *mode) {
         because(add(d, "registration", SLOW, "no %s%s%s", mode->fixed_buffers ? "" : "buffers",
                     mode->fixed_buffers || mode->fixed_files ? "" : ", no ",
                     mode->fixed_files ? "" : "files"),
-                d->said, "ulimit -l unlimited, and a kernel from 5.10 on");
+                reason(d, "not registered", ""), "ulimit -l unlimited, and a kernel from 5.10 on");
 }
 
-static void check_folder(struct doctor *d, const char *folder, int first) {
+static void check_folder(struct doctor *d, const char *folder) {
     struct sw_nvme_mode mode;
     const int ret = probe_folder(d, folder, &mode);
     if (ret < 0) {
-        because(add(d, "storage", BAD, "%s: %s", folder, strerror(-ret)), d->said,
+        because(add(d, "storage", BAD, "%s: %s", folder, strerror(-ret)), reason(d, "", ""),
                 "name an existing, writable folder on a local drive with --nvme");
         return;
     }
-    if (first) check_ring(d, &mode);
-    if (mode.direct)
+    if (!d->ring_checked++) check_ring(d, &mode);
+    struct statfs fs;
+    if (statfs(folder, &fs) == 0 && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC))
+        because(add(d, "direct I/O", SLOW, "%s lies in memory", folder),
+                "its files take the memory that offloading is to save",
+                "a folder on a local drive");
+    else if (mode.direct)
         add(d, "direct I/O", OK, "%s", folder);
     else
         because(add(d, "direct I/O", SLOW, "%s: through the page cache", folder),
-                *d->said ? d->said : "the file system refuses it",
+                reason(d, "direct I/O", "the file system refuses it"),
                 "a folder on ext4 or xfs, on a local drive");
     struct statvfs vfs;
     if (statvfs(folder, &vfs)) return;
@@ -260,75 +283,72 @@ static int print_json(const struct doctor *d, int healthy) {
     return ret;
 }
 
-static void help(void) {
-    puts("usage: spillway doctor [--nvme DIR[,DIR...]] [--json]\n"
-         "\n"
-         "Tries what training needs on this machine and prints a line per check: its state (ok,\n"
-         "info, slow or bad), what was found, why, and what would change it.\n"
-         "\n"
-         "  --nvme DIR[,DIR...]  folders to try, one per drive (default: the current one)\n"
-         "  --json               one JSON object instead of lines\n"
-         "  --help               this text\n"
-         "\n"
-         "Exit status: 0 nothing that costs speed is missing, 1 something is, 2 bad command line.");
-}
+struct doctor_options {
+    const char *nvme[FOLDERS_MAX];
+    uint32_t nvme_count;
+    int json;
+};
 
-int sw_cmd_doctor(int argc, char **argv) {
-    static const struct option options[] = {{"nvme", required_argument, NULL, 'n'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    const char *folders[FOLDERS_MAX] = {"."};
-    char *list = NULL;
-    int folder_count = 1, json = 0, opt;
-    optind = 0; /* main has parsed its own options */
-    while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (opt == 'h') {
-            help();
-            free(list);
-            return 0;
-        }
-        if (opt == '?') {
-            free(list);
-            return 2;
-        }
-        if (opt == 'j') json = 1;
-        if (opt != 'n') continue;
-        free(list);
-        list = strdup(optarg);
-        folder_count = 0;
-        for (char *rest = list, *one; list && (one = strsep(&rest, ",")) != NULL;) {
-            if (!*one || folder_count == FOLDERS_MAX) {
-                fprintf(stderr, "spillway doctor: --nvme takes 1 to %d folders: '%s'\n",
-                        FOLDERS_MAX, optarg);
-                free(list);
-                return 2;
-            }
-            folders[folder_count++] = one;
-        }
-    }
-    if (optind < argc) {
-        fprintf(stderr, "spillway doctor: '%s' is not expected here\n", argv[optind]);
-        free(list);
-        return 2;
-    }
+static const struct sw_option options_table[] = {
+    {.name = "nvme",
+     .value = "DIR[,DIR...]",
+     .section = "Options",
+     .help = "folders to try, one per drive",
+     .fallback = "the current folder",
+     .kind = SW_OPTION_LIST,
+     .offset = offsetof(struct doctor_options, nvme),
+     .count_offset = offsetof(struct doctor_options, nvme_count)},
+    {.name = "json",
+     .section = "Options",
+     .help = "one JSON object instead of lines",
+     .kind = SW_OPTION_FLAG,
+     .offset = offsetof(struct doctor_options, json)},
+    {.name = "help",
+     .section = "Options",
+     .help = "this text",
+     .kind = SW_OPTION_FLAG,
+     .offset = SW_NO_FIELD},
+};
+
+static const struct sw_command command = {
+    .name = "doctor",
+    .usage = "doctor [--nvme DIR[,DIR...]] [--json]",
+    .summary = "Tries what training needs on this machine and prints a line per check: its state\n"
+               "(ok, info, slow or bad), what was found, why, and what would change it. The exit\n"
+               "status is 0 when nothing that costs speed is missing, else 1.",
+    .options = options_table,
+    .option_count = sizeof(options_table) / sizeof(options_table[0]),
+};
+
+static int examine(const struct doctor_options *options) {
     struct doctor *d = calloc(1, sizeof(*d));
-    if (!d) return 1;
-    sw_log_set_sink(keep_first, d);
+    if (!d) return SW_EXIT_FAILED;
+    sw_log_set_sink(keep_lines, d); /* nothing runs behind this command that needs the other one */
     check_isa(d);
     check_machine(d);
     check_huge_pages(d);
     check_memlock(d);
-    for (int i = 0; i < folder_count; i++) check_folder(d, folders[i], i == 0);
+    for (uint32_t i = 0; i < options->nvme_count; i++) check_folder(d, options->nvme[i]);
     add(d, "device", INFO, "host only: this build has no CUDA plugin");
     sw_log_set_sink(NULL, NULL);
     int healthy = 1;
     for (int i = 0; i < d->count; i++) healthy &= d->checks[i].state < SLOW;
-    if (json)
+    if (options->json)
         print_json(d, healthy);
     else
         print_text(d);
     free(d);
-    free(list);
-    return healthy ? 0 : 1;
+    return healthy ? SW_EXIT_OK : SW_EXIT_FAILED;
+}
+
+int sw_cmd_doctor(int argc, char **argv) {
+    struct doctor_options options = {.nvme = {"."}, .nvme_count = 1};
+    struct sw_parsed parsed;
+    int ret = sw_options_parse(&command, argc, argv, &options, &parsed);
+    if (ret == 0)
+        ret = examine(&options);
+    else
+        ret = ret > 0 ? SW_EXIT_OK : SW_EXIT_USAGE;
+    sw_parsed_close(&parsed);
+    return ret;
 }

@@ -75,9 +75,9 @@ struct sw_toml {
 };
 
 int sw_toml_open(struct sw_toml **out, const char *path) {
+    errno = 0;
     std::ifstream stream(path, std::ios::binary);
     std::stringstream text;
-    errno = 0;
     if (stream) text << stream.rdbuf();
     if (!stream || (text.str().empty() && errno != 0)) { /* a folder opens, but cannot be read */
         const int ret = errno ? -errno : -EIO;

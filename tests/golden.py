@@ -1,0 +1,152 @@
+"""The program's own training against PyTorch's: the five runs of models/stories260k/golden.json.
+
+Each run is `spillway train` in FP32 on the same tokens, with the limits that
+models/stories260k/README.md derives: 1e-5 for the first loss, 1e-4 for the later ones, 1e-4 relative for
+gradient norms, 3e-3 relative for the norms of what changed. The sum and the cosine projection of a
+change get the same relative limit against its norm times sqrt(count), the most that an error of
+that norm can move them. BF16 runs must stay within a bound derived below.
+"""
+import json
+import math
+
+import support as t
+
+GOLDEN = json.load(open(t.ROOT + "/models/stories260k/golden.json", encoding="utf-8"))
+ROWS, TIME, STEPS = GOLDEN["batch"], GOLDEN["time"], GOLDEN["steps"]
+FIRST_LOSS, LATER_LOSS, NORM, CHANGE = 1e-5, 1e-4, 1e-4, 3e-3
+
+
+def options(run, steps, dtype):
+    return ["--dtype", dtype, "--grad-dtype", "fp32" if dtype == "fp32" else "bf16",
+            "--seq-len", TIME, "--micro-batch", ROWS, "--order", "sequential", "--steps", steps,
+            "--lr", GOLDEN["lr"], "--schedule", "constant", "--warmup", "0",
+            "--weight-decay", GOLDEN["weight_decay"], "--beta1", GOLDEN["betas"][0],
+            "--beta2", GOLDEN["betas"][1], "--eps", GOLDEN["eps"],
+            "--clip", run["clip"] or 0, "--decay", "all" if "decay2d" not in run["name"] else "matrices"]
+
+
+def train(tmp, run, steps, dtype, more=()):
+    """The log's steps and the output folder of one run."""
+    data = t.STORIES + "/train.bin"
+    if not run["batch_advances"]:
+        tokens = t.read_tokens(data)[:ROWS * TIME + 1]
+        t.equal(sum(tokens), GOLDEN["token_sum"], "sum of the first tokens")
+        data = tmp + "/first.bin"
+        t.write_tokens(data, tokens)
+    out, log = f"{tmp}/out-{steps}-{dtype}", f"{tmp}/{steps}-{dtype}.jsonl"
+    done = t.train(out, *options(run, steps, dtype), "--log", log, *more, data=data)
+    t.equal(done.rc, 0, "exit status", done)
+    return t.read_log(log)[0], out
+
+
+def sums(values):
+    wave = math.fsum(v * math.cos(0.37 * i) for i, v in enumerate(values))
+    return math.fsum(values), math.sqrt(math.fsum(v * v for v in values)), wave
+
+
+def check_losses(steps, run):
+    for i, want in enumerate(run["losses"]):
+        t.close(steps[i]["loss"], want, FIRST_LOSS if i == 0 else LATER_LOSS, f"loss of step {i + 1}")
+    for i, want in enumerate(run["grad_norms_before_clip"]):
+        t.close(steps[i]["grad_norm"], want, NORM, f"gradient norm of step {i + 1}", relative=True)
+
+
+def check_changes(out, run):
+    """What the steps changed in every tensor; returns the worst relative error of a norm."""
+    before, after = t.read_model(t.MODEL)[1], t.read_model(out)[1]
+    t.equal(sorted(after), sorted(run["tensors"]), "tensor names")
+    worst = 0.0
+    for name, want in run["tensors"].items():
+        old, new = before[name].floats(), after[name].floats()
+        got = sums([b - a for a, b in zip(old, new)])
+        total, norm, wave = want["change_sum_l2_wave"]
+        worst = max(worst, abs(got[1] - norm) / norm)
+        t.close(got[1], norm, CHANGE, f"norm of the change of {name}", relative=True)
+        spread = CHANGE * norm * math.sqrt(len(old))
+        t.close(got[0], total, spread, f"sum of the change of {name}")
+        t.close(got[2], wave, spread, f"cosine projection of the change of {name}")
+    return worst
+
+
+def golden_run(name):
+    run = dict(GOLDEN["runs"][name], name=name)
+    with t.folder() as tmp:
+        # The fourth loss is taken after three updates, so four steps give all losses and three steps
+        # give the weights.
+        steps, _ = train(tmp, run, STEPS + 1, "fp32")
+        check_losses(steps, run)
+        _, out = train(tmp, run, STEPS, "fp32")
+        worst = check_changes(out, run)
+        print(f"   {name}: losses {[round(s['loss'], 6) for s in steps]}, worst change {worst:.2e}")
+
+
+@t.test
+def fp32_noclip():
+    golden_run("noclip")
+
+
+@t.test
+def fp32_clip1():
+    golden_run("clip1")
+
+
+@t.test
+def fp32_noclip_decay2d():
+    golden_run("noclip_decay2d")
+
+
+@t.test
+def fp32_clip1_decay2d():
+    golden_run("clip1_decay2d")
+
+
+@t.test
+def fp32_clip1_advance_on_the_whole_file():
+    golden_run("clip1_advance")
+
+
+@t.test
+def sharded_and_single_files_train_alike():
+    run = dict(GOLDEN["runs"]["clip1"], name="clip1")
+    with t.folder() as tmp:
+        _, single = train(tmp, run, STEPS, "fp32")
+        data = tmp + "/first.bin"
+        out = tmp + "/sharded"
+        done = t.train(out, *options(run, STEPS, "fp32"), model=t.MODEL + "/sharded", data=data)
+        t.equal(done.rc, 0, "exit status", done)
+        t.check(t.read_model(single)[1] == t.read_model(out)[1], "the weights differ")
+
+
+@t.test
+def bf16_stays_within_its_rounding():
+    """A BF16 value carries a relative error of at most u = 2^-9 (ties-away and ties-even alike).
+
+    The loss is a mean over 512 tokens of functions of logits. A logit passes L = 5 layers, each
+    with 2 roundings of the residual stream, and the roundings inside a branch act on what is then
+    added to it: about 16 roundings per layer of independent sign, each of relative size u / sqrt(3).
+    The relative error of the final state is then about sqrt(16 L) u / sqrt(3) = 1.0e-2; the
+    largest logits are near 15, but the loss sees their differences weighted by softmax - onehot,
+    whose L1 norm is at most 2 (1 - p), in the mean about 1: an error of 1.0e-2 * 15 per token at
+    most, and independent over tokens, so its mean over 512 of them is 0.15 / sqrt(512) = 7e-3. The shift of
+    second order, half the variance of the logits' errors, adds (1.0e-2 * 15)^2 / 2 = 1.1e-2.
+    The bound is their sum, 1.8e-2. A gradient's norm moves by the relative error of the backward pass,
+    three times as many operations: sqrt(3) * 1.0e-2, and twice that is the limit.
+    """
+    layers, u = 5, 2.0 ** -9
+    state = math.sqrt(16 * layers) * u / math.sqrt(3)
+    logit = 15 * state
+    limit = logit / math.sqrt(ROWS * TIME) + logit ** 2 / 2
+    run = dict(GOLDEN["runs"]["clip1"], name="clip1")
+    with t.folder() as tmp:
+        steps, _ = train(tmp, run, STEPS + 1, "bf16")
+        worst = 0.0
+        for step, want in zip(steps, run["losses"]):
+            worst = max(worst, abs(step["loss"] - want))
+            t.close(step["loss"], want, limit, f"BF16 loss of step {step['step']}")
+        t.close(steps[0]["grad_norm"], run["grad_norms_before_clip"][0], 2 * math.sqrt(3) * state,
+                "BF16 gradient norm", relative=True)
+        print(f"   bf16: worst loss error {worst:.2e}, limit {limit:.2e}")
+
+
+if __name__ == "__main__":
+    t.main()
