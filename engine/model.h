@@ -37,8 +37,15 @@ enum sw_unit_kind { SW_UNIT_EMBED, SW_UNIT_LAYER, SW_UNIT_HEAD };
 
 /* Indices of a layer's tensors in its unit. */
 enum {
-    SW_LAYER_NORM1, SW_LAYER_Q, SW_LAYER_K, SW_LAYER_V, SW_LAYER_O, SW_LAYER_NORM2, SW_LAYER_GATE,
-    SW_LAYER_UP, SW_LAYER_DOWN
+    SW_LAYER_NORM1,
+    SW_LAYER_Q,
+    SW_LAYER_K,
+    SW_LAYER_V,
+    SW_LAYER_O,
+    SW_LAYER_NORM2,
+    SW_LAYER_GATE,
+    SW_LAYER_UP,
+    SW_LAYER_DOWN
 };
 /* The embedding's unit has one tensor; the head's has the final norm and, untied, the matrix. */
 enum { SW_HEAD_NORM, SW_HEAD_MATRIX };

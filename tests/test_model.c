@@ -584,6 +584,32 @@ static void a_save_that_is_killed_leaves_no_half_model(void **state) {
     folder_remove();
 }
 
+/* A rename that fails half way, here onto a folder, stands for a crash between two names: when
+ * shards change together there is no configuration that would promise a whole model; a single file
+ * stays one. */
+static void a_save_that_stops_between_names_promises_nothing(void **state) {
+    (void)state;
+    struct sw_model model;
+    open_model(&model, BASE);
+    const char *dir = folder_make();
+    struct source source = {.model = &model};
+    assert_int_equal(sw_model_save(&model, dir, SW_FP32, fetch_model, &source), 0);
+    assert_int_equal(unlink(in_folder("tokenizer.json")), 0);
+    assert_int_equal(mkdir(in_folder("tokenizer.json"), 0777), 0);
+    log_catch();
+    assert_true(sw_model_save(&model, dir, SW_FP32, fetch_model, &source) < 0);
+    assert_reported("cannot rename");
+    assert_same_model(dir, &model, SW_FP32);
+    log_catch();
+    const json_t *config = model.weights->config;
+    assert_true(sw_model_write(&model, config, BASE, dir, SW_FP32, 300000, fetch_model, &source) <
+                0);
+    assert_reported("cannot rename");
+    assert_false(file_exists(in_folder("config.json")));
+    sw_model_close(&model);
+    folder_remove();
+}
+
 /* ---- initialisation ---- */
 
 static uint64_t init_hash(const char *dir, uint64_t seed, enum sw_dtype dtype, int threads) {
@@ -675,6 +701,7 @@ int main(void) {
         cmocka_unit_test(large_models_are_sharded),
         cmocka_unit_test(a_save_that_fails_leaves_the_old_model),
         cmocka_unit_test(a_save_that_is_killed_leaves_no_half_model),
+        cmocka_unit_test(a_save_that_stops_between_names_promises_nothing),
         cmocka_unit_test(equal_seeds_give_equal_files),
         cmocka_unit_test(random_weights_are_normal),
     };

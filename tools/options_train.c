@@ -18,17 +18,16 @@ static const char *const dtypes[] = {"bf16", "fp32", NULL};
 static const char *const tiers[] = {"device", "host", "nvme", NULL};
 static const char *const overlaps[] = {"auto", "none", "forward", "backward", NULL};
 
-/* clang-format off: a table is read by its columns. */
-#define FIELD(name) .offset = offsetof(struct sw_train_options, name)
+#define FIELD(name)             .offset = offsetof(struct sw_train_options, name)
 #define TEXT(value_text, field) .value = value_text, .kind = SW_OPTION_TEXT, FIELD(field)
-#define FLAG(field) .kind = SW_OPTION_FLAG, FIELD(field)
-#define CHOICE(list, field) \
-    .value = "NAME", .kind = SW_OPTION_CHOICE, .choices = list, FIELD(field)
-#define COUNT(field, least) \
+#define FLAG(field)             .kind = SW_OPTION_FLAG, FIELD(field)
+
+#define CHOICE(list, field) .value = "NAME", .kind = SW_OPTION_CHOICE, .choices = list, FIELD(field)
+#define COUNT(field, least)                                                                        \
     .value = "N", .kind = SW_OPTION_COUNT, .min = least, .max = UINT32_MAX, FIELD(field)
-#define COUNT64(field, least) \
+#define COUNT64(field, least)                                                                      \
     .value = "N", .kind = SW_OPTION_COUNT64, .min = least, .max = 1e15, FIELD(field)
-#define REAL(field, least, most) \
+#define REAL(field, least, most)                                                                   \
     .value = "X", .kind = SW_OPTION_REAL, .min = least, .max = most, FIELD(field)
 
 static const struct sw_option options_table[] = {
@@ -115,7 +114,6 @@ static const struct sw_option options_table[] = {
     {"help", .section = "Other", .kind = SW_OPTION_FLAG, .offset = SW_NO_FIELD,
      .help = "this text"},
 };
-/* clang-format on */
 
 const struct sw_command sw_train_command = {
     .name = "train",

@@ -1,0 +1,235 @@
+/* The executor must start a task only when everything that it waits for is over, run each task once, keep
+ * lane order, and end every wait on an abort. Tasks here do nothing but take a random time; what
+ * is over is recorded by the test itself. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include <errno.h>
+#include "engine/executor.h"
+
+enum { UNITS = 5, TURNS = 12, TASKS_MAX = 512 };
+
+struct watch {
+    const struct sw_executor *executor;
+    atomic_int over[TURNS + 1][TASKS_MAX];
+    atomic_int violations, runs;
+    int in_flight[2]; /* read, write lane: each touched by its own thread */
+    int fail_kind;    /* a task of this kind fails in turn 4; -1: none */
+    unsigned seed[SW_LANE_COUNT];
+};
+
+static void no_adam(const struct sw_device_adam_step *step, const struct sw_device_adam *spans,
+                    int count, void *ctx) {
+    (void)step;
+    (void)spans;
+    (void)count;
+    (void)ctx;
+}
+
+static void pause_randomly(struct watch *w, int lane) {
+    w->seed[lane] = w->seed[lane] * 1103515245u + 12345u;
+    const unsigned r = w->seed[lane] >> 16;
+    if (r % 4 == 0) usleep(r % 300);
+}
+
+/* A task may start when its dependencies and its lane's predecessor are over. run->step counts turns here. */
+static void check_start(struct watch *w, const struct sw_run *run, const struct sw_task *task) {
+    for (uint32_t d = 0; d < task->dep_count; d++) {
+        const struct sw_dep *dep = &task->deps[d];
+        const struct sw_run *in = dep->turn == 0 ? run : run->before;
+        const uint32_t other = in->turn->lane_tasks[dep->lane][dep->index];
+        if (!atomic_load(&w->over[in->step][other])) atomic_fetch_add(&w->violations, 1);
+    }
+}
+
+static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task,
+                  struct sw_stream *stream) {
+    struct watch *w = ctx;
+    if ((stream != NULL) != sw_lane_on_device((enum sw_lane)task->lane))
+        atomic_fetch_add(&w->violations, 1);
+    check_start(w, run, task);
+    pause_randomly(w, task->lane);
+    return task->kind == w->fail_kind && run->step == 4 ? -EIO : 0;
+}
+
+static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct watch *w = ctx;
+    check_start(w, run, task);
+    w->seed[task->lane] = w->seed[task->lane] * 1103515245u + 12345u;
+    if ((w->seed[task->lane] >> 16) % 3 == 0) return 1;
+    w->in_flight[task->lane == SW_LANE_NVME_WRITE]++;
+    return task->kind == w->fail_kind && run->step == 4 ? -EIO : 0;
+}
+
+static int on_finish(void *ctx, enum sw_lane lane, uint32_t max) {
+    struct watch *w = ctx;
+    int *in_flight = &w->in_flight[lane == SW_LANE_NVME_WRITE];
+    pause_randomly(w, lane);
+    if (*in_flight == 0) atomic_fetch_add(&w->violations, 1);
+    int count = 1 + (int)((w->seed[lane] >> 20) % (unsigned)*in_flight);
+    if (count > (int)max) count = (int)max;
+    *in_flight -= count;
+    return count;
+}
+
+static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct watch *w = ctx;
+    const uint32_t index = (uint32_t)(task - run->turn->tasks);
+    if (run->end_ns[index] < run->start_ns[index]) atomic_fetch_add(&w->violations, 1);
+    if (atomic_exchange(&w->over[run->step][index], 1)) atomic_fetch_add(&w->violations, 1);
+    atomic_fetch_add(&w->runs, 1);
+}
+
+static const struct sw_executor_ops ops = {
+    .run = on_run, .start = on_start, .finish = on_finish, .done = on_done};
+
+struct setup {
+    struct sw_placement placement;
+    struct sw_turn_shape shape;
+    struct sw_turn first, second, steady, drain;
+    struct sw_device_handle device;
+    struct sw_executor *executor;
+    struct watch *watch;
+};
+
+static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier tier, int fail_kind) {
+    uint64_t elements[UNITS];
+    for (int u = 0; u < UNITS; u++) elements[u] = 128u * (10 + 7u * (unsigned)u);
+    const struct sw_placement_input input = {
+        .unit_count = UNITS, .micro_count = 2, .unit_elements = elements, .tied = 1,
+        .optimizer = tier, .chunk_bytes = 30000, .activation_bytes = 4096};
+    assert_int_equal(sw_placement_build(&s->placement, &input), 0);
+    s->shape = (struct sw_turn_shape){
+        .unit_count = UNITS, .micro_count = 2, .tied = 1, .overlap = overlap,
+        .turning_point = overlap == SW_OVERLAP_NONE ? 0 : overlap == SW_OVERLAP_FORWARD ? UNITS : 2,
+        .placement = &s->placement};
+    const int late = sw_turn_shape_is_late(&s->shape);
+    assert_int_equal(sw_turn_build(&s->first, &s->shape, SW_TURN_TRAIN, 0, NULL), 0);
+    assert_int_equal(sw_turn_build(&s->second, &s->shape, SW_TURN_TRAIN, late, &s->first), 0);
+    assert_int_equal(sw_turn_build(&s->steady, &s->shape, SW_TURN_TRAIN, late, &s->second), 0);
+    assert_int_equal(sw_turn_build(&s->drain, &s->shape, SW_TURN_DRAIN, late, &s->steady), 0);
+    assert_true(s->steady.task_count < TASKS_MAX);
+    const struct sw_host_device_options options = {.threads = 1, .adam = no_adam};
+    assert_int_equal(sw_device_host_open(&s->device, &options), 0);
+    s->watch = calloc(1, sizeof(*s->watch));
+    s->watch->fail_kind = fail_kind;
+    for (int l = 0; l < SW_LANE_COUNT; l++) s->watch->seed[l] = (unsigned)time(NULL) + 77u * (unsigned)l;
+    assert_int_equal(sw_executor_open(&s->executor, &s->device, &ops, s->watch, TASKS_MAX, TASKS_MAX), 0);
+}
+
+static void close_setup(struct setup *s) {
+    sw_executor_close(s->executor);
+    s->device.ops->close(s->device.device);
+    sw_turn_free(&s->first);
+    sw_turn_free(&s->second);
+    sw_turn_free(&s->steady);
+    sw_turn_free(&s->drain);
+    sw_placement_free(&s->placement);
+    free(s->watch);
+}
+
+static int push(struct setup *s, const struct sw_turn *turn, uint64_t number, struct sw_run **last) {
+    int ret;
+    while ((ret = sw_executor_push(s->executor, turn, number, *last)) == -EAGAIN) {
+        ret = sw_executor_wait(s->executor);
+        if (ret < 0) return ret;
+    }
+    *last = sw_executor_last_run(s->executor);
+    return ret;
+}
+
+static int push_all(struct setup *s) {
+    struct sw_run *last = NULL;
+    int ret = 0;
+    for (uint64_t n = 0; n < TURNS && ret == 0; n++)
+        ret = push(s, n == 0 ? &s->first : n == 1 ? &s->second : &s->steady, n, &last);
+    if (ret == 0) ret = push(s, &s->drain, TURNS, &last);
+    return ret ? ret : sw_executor_idle(s->executor);
+}
+
+static const enum sw_overlap overlaps[] = {SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD};
+
+static void tasks_start_after_what_they_wait_for(void **state) {
+    (void)state;
+    for (int o = 0; o < 3; o++)
+        for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
+            struct setup s = {0};
+            open_setup(&s, overlaps[o], (enum sw_tier)tier, -1);
+            assert_int_equal(push_all(&s), 0);
+            const uint32_t want = s.first.task_count + s.second.task_count +
+                                  (TURNS - 2) * s.steady.task_count + s.drain.task_count;
+            assert_int_equal(atomic_load(&s.watch->runs), want);
+            assert_int_equal(atomic_load(&s.watch->violations), 0);
+            close_setup(&s);
+        }
+}
+
+/* Whatever kind fails, on whatever lane, push or idle must return its error soon. */
+static void a_failure_ends_every_wait(void **state) {
+    (void)state;
+    for (int kind = 0; kind < SW_TASK_KIND_COUNT; kind++) {
+        struct setup s = {0};
+        open_setup(&s, SW_OVERLAP_FORWARD, kind == SW_TASK_DEVICE_ADAM || kind == SW_TASK_SCALARS
+                                               ? SW_TIER_DEVICE : SW_TIER_NVME, kind);
+        const int used = kind != SW_TASK_GATE && kind != SW_TASK_EVAL_HEAD;
+        assert_int_equal(push_all(&s), used ? -EIO : 0);
+        close_setup(&s);
+    }
+}
+
+static void closing_while_turns_run_is_safe(void **state) {
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        struct setup s = {0};
+        struct sw_run *last = NULL;
+        open_setup(&s, SW_OVERLAP_FORWARD, SW_TIER_NVME, -1);
+        assert_int_equal(push(&s, &s.first, 0, &last), 0);
+        assert_int_equal(push(&s, &s.second, 1, &last), 0);
+        usleep((useconds_t)(i * 50));
+        close_setup(&s);
+    }
+}
+
+/* A run whose times are made up: the path from the task that ended last follows whichever predecessor
+ * ended last. */
+static void the_step_clock_is_the_longest_on_the_path(void **state) {
+    (void)state;
+    struct setup s = {0};
+    open_setup(&s, SW_OVERLAP_NONE, SW_TIER_NVME, -1);
+    const struct sw_turn *turn = &s.first;
+    uint64_t start[TASKS_MAX], end[TASKS_MAX], at = 0;
+    for (int writes = 0; writes < 2; writes++) /* one after another, the writes last and long */
+        for (uint32_t i = 0; i < turn->task_count; i++) {
+            if ((turn->tasks[i].kind == SW_TASK_WRITE) != writes) continue;
+            start[i] = at;
+            at += writes ? 1000 : 10;
+            end[i] = at;
+        }
+    const struct sw_run run = {.turn = turn, .start_ns = start, .end_ns = end};
+    double share[SW_LANE_COUNT], sum = 0;
+    assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_NVME_WRITE);
+    for (int l = 0; l < SW_LANE_COUNT; l++) sum += share[l];
+    assert_true(sum > 0.999999 && sum < 1.000001);
+    for (uint32_t i = 0; i < turn->task_count; i++) /* the same order, but compute takes longest */
+        end[i] = start[i] + (turn->tasks[i].lane == SW_LANE_COMPUTE ? 9 : 1);
+    assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_COMPUTE);
+    close_setup(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tasks_start_after_what_they_wait_for),
+        cmocka_unit_test(a_failure_ends_every_wait),
+        cmocka_unit_test(closing_while_turns_run_is_safe),
+        cmocka_unit_test(the_step_clock_is_the_longest_on_the_path),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
