@@ -330,7 +330,8 @@ int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *de
     for (int i = 0; i < SW_RUNS_KEPT && ret == 0; i++) {
         ex->runs[i].start_ns = calloc(tasks_max, sizeof(uint64_t));
         ex->runs[i].end_ns = calloc(tasks_max, sizeof(uint64_t));
-        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns) ret = -ENOMEM;
+        ex->runs[i].bytes = calloc(tasks_max, sizeof(uint64_t));
+        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns || !ex->runs[i].bytes) ret = -ENOMEM;
     }
     for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
         ret = open_lane(ex, (enum sw_lane)l, lane_max);
@@ -364,6 +365,7 @@ void sw_executor_close(struct sw_executor *ex) {
     for (int i = 0; i < SW_RUNS_KEPT; i++) {
         free(ex->runs[i].start_ns);
         free(ex->runs[i].end_ns);
+        free(ex->runs[i].bytes);
     }
     pthread_mutex_destroy(&ex->lock);
     pthread_cond_destroy(&ex->pushed);

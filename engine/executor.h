@@ -24,6 +24,7 @@ struct sw_run {
     atomic_int cancelled;          /* set by the first BATCH; what is not late then does nothing */
     struct sw_run *before;         /* of the same stretch, or NULL: late tasks belong to its step */
     uint64_t *start_ns, *end_ns;   /* by task; busy time, without waiting */
+    uint64_t *bytes;               /* by task; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
     uint32_t lanes_left;

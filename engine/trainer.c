@@ -188,6 +188,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) ret = sw_trainer_load(t);
+    if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
     if (ret == 0) ret = open_executor(t);
     return ret;
 }
@@ -195,6 +196,7 @@ int sw_trainer_start(struct sw_trainer *t) {
 void sw_trainer_close(struct sw_trainer *t) {
     if (!t) return;
     sw_executor_close(t->executor);
+    sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
     struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,

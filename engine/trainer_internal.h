@@ -9,6 +9,7 @@
 #include "cpu_adam/adam.h"
 #include "engine/executor.h"
 #include "engine/llama.h"
+#include "engine/trace.h"
 #include "engine/trainer.h"
 #include "nvme/nvme.h"
 #include "offload/arena.h"
@@ -115,6 +116,7 @@ struct sw_trainer {
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
+    struct sw_trace *trace; /* NULL: none */
     struct sw_stream *stream; /* the trainer's thread's own */
 
     struct step_record records[STEP_RECORDS];

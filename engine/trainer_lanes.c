@@ -52,6 +52,10 @@ static int is_cancelled(const struct sw_run *run, const struct sw_task *task) {
     return atomic_load(&run->cancelled);
 }
 
+static uint64_t *bytes_of(struct sw_run *run, const struct sw_task *task) {
+    return &run->bytes[task - run->turn->tasks];
+}
+
 /* ---- batch ---- */
 
 static int fill(struct sw_trainer *t, struct sw_run *run) {
@@ -176,7 +180,7 @@ static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
     if (!t->grad_resident[u]) {
         const uint64_t bytes = t->unit_elements[u] * sw_dtype_bytes(t->options.grad_dtype);
         ret = ops->copy_d2h(stream, t->host_grads[u], device_grad(t, u), bytes);
-        sw_record(t, run->step)->report.bytes[SW_BYTES_D2H] += bytes;
+        *bytes_of(run, task) = bytes;
     }
     if (ret == 0)
         ret = ops->copy_d2h(stream, norms->block_sums, t->block_sums[u],
@@ -385,11 +389,11 @@ static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw
 
 static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                   struct sw_stream *stream) {
-    struct step_record *record = record_of(t, run, task);
+    const struct step_record *record = record_of(t, run, task);
     if (!record->apply) return 0;
     const struct sw_chunk *chunk = chunk_of(t, task);
     const uint64_t element = sw_dtype_bytes(t->options.dtype);
-    record->report.bytes[SW_BYTES_H2D] += chunk->count * element;
+    *bytes_of(run, task) = chunk->count * element;
     return t->device.ops->copy_h2d(stream, t->weights[task->unit] + chunk->first * element,
                                    emit_slot(t, run, task), chunk->count * element);
 }
@@ -399,6 +403,7 @@ static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task
 static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
                     struct sw_stream *stream) {
     struct sw_trainer *t = ctx;
+    *bytes_of(run, task) = 0;
     if (task->kind == SW_TASK_FILL) return fill(t, run);
     if (task->kind == SW_TASK_BATCH) return batch(t, run, task, stream);
     if (is_cancelled(run, task)) return 0;
@@ -426,8 +431,9 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     const int write = task->kind == SW_TASK_WRITE;
     struct chunk_state *state = &t->chunks[task->chunk];
     const struct sw_chunk *chunk = chunk_of(t, task);
-    struct step_record *record = record_of(t, run, task);
+    const struct step_record *record = record_of(t, run, task);
     char *slot = chunk_slot(t, run, task);
+    *bytes_of(run, task) = 0;
     if (is_cancelled(run, task)) return 1;
     if (write) {
         if (!record->apply) return 1;
@@ -441,7 +447,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];
     *req = (struct sw_nvme_req){
         .buf = slot, .chunk = task->chunk, .home = 0, .write = (uint32_t)write};
-    record->report.bytes[write ? SW_BYTES_NVME_WRITE : SW_BYTES_NVME_READ] += chunk->record_bytes;
+    *bytes_of(run, task) = chunk->record_bytes;
     return sw_nvme_submit(write ? t->writer : t->reader, req);
 }
 
@@ -462,13 +468,41 @@ static int finish_tasks(void *ctx, enum sw_lane lane, uint32_t max) {
     return count;
 }
 
+/* What a lane's bytes count as; the lanes that move none are left out. */
+static const enum sw_traffic lane_traffic[SW_LANE_COUNT] = {
+    [SW_LANE_H2D] = SW_BYTES_H2D,
+    [SW_LANE_D2H] = SW_BYTES_D2H,
+    [SW_LANE_COMM] = SW_BYTES_COMM,
+    [SW_LANE_NVME_READ] = SW_BYTES_NVME_READ,
+    [SW_LANE_NVME_WRITE] = SW_BYTES_NVME_WRITE,
+};
+
+static void trace_task(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task) {
+    const ptrdiff_t index = task - run->turn->tasks;
+    const int of_unit = task->kind != SW_TASK_FILL && task->kind != SW_TASK_BATCH &&
+                        task->kind != SW_TASK_NORM && task->kind != SW_TASK_GATE &&
+                        task->kind != SW_TASK_SCALARS;
+    const struct sw_trace_event event = {
+        .kind = (enum sw_task_kind)task->kind,
+        .lane = (enum sw_lane)task->lane,
+        .unit = of_unit ? t->model.units[task->unit].name : NULL,
+        .micro = task->micro,
+        .step = run->step - task->late,
+        .bytes = run->bytes[index],
+        .start_ns = run->start_ns[index],
+        .end_ns = run->end_ns[index],
+    };
+    sw_trace_add(t->trace, &event);
+}
+
 static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
     struct sw_trainer *t = ctx;
+    if (t->trace) trace_task(t, run, task);
     if (run->turn->kind == SW_TURN_EVAL) return;
-    if (!task->late && run->turn->kind == SW_TURN_DRAIN) return;
     struct step_record *record = record_of(t, run, task);
     const ptrdiff_t index = task - run->turn->tasks;
     record->busy_ns[task->lane] += run->end_ns[index] - run->start_ns[index];
+    if (run->bytes[index]) record->report.bytes[lane_traffic[task->lane]] += run->bytes[index];
     if (atomic_fetch_sub(&record->tasks_left, 1) != 1) return;
     record->end_ns = run->end_ns[index];
     sw_executor_nudge(t->executor);
