@@ -96,7 +96,7 @@ $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
 
 # The options are tools/, which is not in the library, and their TOML parser is C++.
-$(O)/tests/test_options: $(filter $(O)/tools/options%.o $(O)/tools/toml_%.o,$(tool_objs))
+$(O)/tests/test_options: $(filter $(O)/tools/command_line%.o $(O)/tools/toml_%.o,$(tool_objs))
 $(O)/tests/test_options: libs += -lstdc++
 
 $(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)

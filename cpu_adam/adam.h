@@ -36,7 +36,7 @@ struct sw_adam_step {
 struct sw_adam_span {
     float *master, *momentum, *variance; /* count floats each, updated in place */
     const void *grad;                    /* count of grad_dtype */
-    void *weight;                        /* count of weight_dtype: BF16 rounded as base/bf16.h says */
+    void *weight; /* count of weight_dtype: BF16 rounded as base/bf16.h says */
     size_t count;
     float decay; /* 1 - lr * weight_decay, rounded once from double; 1 changes no bit */
     enum sw_dtype grad_dtype, weight_dtype;
@@ -46,8 +46,8 @@ typedef void (*sw_adam_kernel)(const struct sw_adam_step *step, const struct sw_
                                size_t first, size_t count);
 
 struct sw_adam_variant {
-    const char *name;        /* "avx512", "avx2", "scalar" */
-    int (*supported)(void);  /* CPU and operating system both */
+    const char *name;       /* "avx512", "avx2", "scalar" */
+    int (*supported)(void); /* CPU and operating system both */
     sw_adam_kernel kernel;
 };
 

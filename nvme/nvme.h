@@ -8,8 +8,8 @@
  * A queue moves records in one direction. It has its own ring and one owner thread; several queues
  * may work on one store at once. A request is the caller's and keeps its address, its buffer
  * untouched, from sw_nvme_submit() until sw_nvme_reap() returns it. Records are split into blocks
- * with few bytes in flight; every completion is compared with what was asked, short ones are resumed,
- * EINTR and EAGAIN retried to a bound. Nothing is allocated after open.
+ * with few bytes in flight; every completion is compared with what was asked, short ones are
+ * resumed, EINTR and EAGAIN retried to a bound. Nothing is allocated after open.
  *
  * Features the machine refuses (io_uring, O_DIRECT, registered buffers or files) are replaced one
  * at a time, each said once through base/log.h; sw_nvme_mode() tells what is in use.
@@ -25,27 +25,27 @@ struct sw_nvme_store;
 struct sw_nvme_queue;
 
 struct sw_nvme_options {
-    const char *const *folders; /* existing, writable directories; copied */
-    uint32_t folder_count;      /* 1..64 */
-    const char *name;           /* base name of the files, copied */
+    const char *const *folders;   /* existing, writable directories; copied */
+    uint32_t folder_count;        /* 1..64 */
+    const char *name;             /* base name of the files, copied */
     const uint64_t *record_bytes; /* per chunk; multiples of SW_NVME_ALIGN_BYTES, > 0 */
     uint32_t chunk_count;
     uint32_t homes; /* 1 or 2 places per chunk */
 };
 
 struct sw_nvme_req {
-    void *buf;           /* record_bytes[chunk], aligned to SW_NVME_ALIGN_BYTES */
+    void *buf; /* record_bytes[chunk], aligned to SW_NVME_ALIGN_BYTES */
     uint32_t chunk, home;
-    int32_t result;      /* set by reap: 0 or -errno */
-    uint32_t write;      /* direction; must match the queue's */
-    void *user;          /* the caller's */
+    int32_t result;       /* set by reap: 0 or -errno */
+    uint32_t write;       /* direction; must match the queue's */
+    void *user;           /* the caller's */
     uint64_t private_[4]; /* the queue's while in flight */
 };
 
 /* What a queue uses, for logs and doctor. */
 struct sw_nvme_mode {
     int io_uring, direct, fixed_files, fixed_buffers; /* 1 in use, 0 fallen back */
-    uint32_t align_bytes; /* what statx (or the page size) asks for */
+    uint32_t align_bytes;                             /* what statx (or the page size) asks for */
 };
 
 /* Creates the files and preallocates them. -ENOSPC names needed and free bytes, -ENOENT, -EROFS,
@@ -75,7 +75,8 @@ void sw_nvme_queue_mode(const struct sw_nvme_queue *queue, struct sw_nvme_mode *
 int sw_nvme_submit(struct sw_nvme_queue *queue, struct sw_nvme_req *req);
 
 /* Waits until at least `want` (0: do not wait) of the pending requests are complete, returns up to
- * max of them in the order of submission. Returns the count, or -errno when the ring itself fails. */
+ * max of them in the order of submission. Returns the count, or -errno when the ring itself fails.
+ */
 int sw_nvme_reap(struct sw_nvme_queue *queue, struct sw_nvme_req **done, uint32_t want,
                  uint32_t max);
 

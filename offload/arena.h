@@ -15,8 +15,8 @@ struct sw_arena {
 int sw_arena_open(struct sw_arena *arena, uint64_t bytes);
 void sw_arena_close(struct sw_arena *arena);
 
-/* The next `bytes`, aligned to 4 KiB. Running out is a caller's bug: the arena's size comes from the
- * same sums (sw_arena_need). Zeroed; test builds (SW_POISON) fill with 0xFF instead. */
+/* The next `bytes`, aligned to 4 KiB. Running out is a caller's bug: the arena's size comes from
+ * the same sums (sw_arena_need). Zeroed; test builds (SW_POISON) fill with 0xFF instead. */
 void *sw_arena_take(struct sw_arena *arena, uint64_t bytes);
 
 /* What taking `bytes` adds to an arena's size. */

@@ -43,7 +43,7 @@ static void check_all(struct sw_nvme_queue *q, uint32_t homes, uint32_t version)
 static void records_of_odd_sizes_come_back_from_every_place(void **state) {
     (void)state;
     static const uint32_t blocks[] = {PAGE, 3 * PAGE, 64 * PAGE, 1 << 20};
-    for (uint32_t folders = 1; folders <= 3; folders++)
+    for (uint32_t folders = 1; folders <= 3; folders += 2)
         for (uint32_t homes = 1; homes <= 2; homes++)
             for (int b = 0; b < 4; b++)
                 for (uint32_t depth = 1; depth <= 5; depth += 4) {

@@ -1,7 +1,7 @@
 /* One table drives command line, configuration file, help and log: what one accepts the others
  * know, nothing is ignored, and every refusal names the option. Also the learning rate that
  * follows. */
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -163,7 +163,9 @@ static void a_full_disk_is_an_error_at_open_with_both_numbers(void **state) {
     snprintf(log_large, sizeof(log_large), "%.500s", logged);
     /* Two folders on one disk need their sum. */
     o = (struct sw_nvme_options){twice, 2, "fit", large, 2, 1};
+    forget_log();
     const int ret_twice = sw_nvme_open(&store, &o);
+    const int summed = strstr(logged, "307200 bytes") != NULL;
     const int left = size_of(small, "fit.0.state", NULL) != UINT64_MAX;
     mount("none", small, "tmpfs", MS_REMOUNT | MS_RDONLY, NULL);
     const int ret_readonly = open_in(small, "ro");
@@ -173,6 +175,7 @@ static void a_full_disk_is_an_error_at_open_with_both_numbers(void **state) {
     assert_non_null(strstr(log_large, "307200 bytes"));
     assert_non_null(strstr(log_large, "262144 bytes"));
     assert_int_equal(ret_twice, -ENOSPC);
+    assert_true(summed);
     assert_false(left);
     assert_int_equal(ret_readonly, -EROFS);
     assert_logged("read-only");

@@ -5,6 +5,7 @@ order differ by at most n * 2^-24 relative to the sum of magnitudes; gradients h
 a few hundred terms with some cancellation, so 1e-4 relative leaves two orders of magnitude, and
 a lost or repeated micro-batch shows as 10% and more.
 """
+import json
 import math
 import os
 import signal
@@ -275,6 +276,33 @@ def small_updates_move_the_master_of_a_bf16_run():
         # 60 steps of about 1e-5 are 6e-4 of a weight near 1 and more of a smaller one, the spacing is
         # 2^-8 relative: at least one weight in 20 must have crossed a border.
         t.check(moved > total / 20, f"{moved} of {total} weights moved")
+
+
+# ---- trace -------------------------------------------------------------------------------------
+
+@t.test
+def the_trace_holds_every_task_with_the_bytes_of_the_log():
+    with t.folder() as tmp:
+        _, steps, _ = train(tmp, "traced", "--seq-len", 32, "--steps", 4, "--optimizer", "nvme",
+                            "--accumulate", 2, "--trace", tmp + "/trace.json")
+        with open(tmp + "/trace.json", encoding="utf-8") as file:
+            trace = json.load(file)
+        tasks = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+        t.equal(trace["schema"], 1, "schema")
+        for step in steps:
+            mine = [e for e in tasks if e["args"]["step"] == step["step"]]
+            for lane, bytes_ in step["bytes"].items():
+                got = sum(e["args"]["bytes"] for e in mine if e["args"]["lane"] == lane)
+                t.equal(got, bytes_, f"bytes of {lane} in step {step['step']}")
+            for lane, busy in step["lane_busy_s"].items():
+                got = sum(e["dur"] for e in mine if e["args"]["lane"] == lane) * 1e-6
+                t.close(got, busy, 1e-6 * (len(mine) + 1), f"busy time of {lane}")
+            names = [e["name"] for e in mine if e["args"]["lane"] == "compute"]
+            # 7 units, 2 micro-batches: forward of all but the head, backward of all.
+            t.equal(len(names), 2 * 6 + 2 * 7, f"compute tasks of step {step['step']}: {names}")
+        for lane in {e["tid"] for e in tasks}:  # lanes are in order: no two of their tasks overlap
+            spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in tasks if e["tid"] == lane)
+            t.check(all(a[1] <= b[0] + 0.002 for a, b in zip(spans, spans[1:])), f"lane {lane}")
 
 
 # ---- saving and stopping -----------------------------------------------------------------------

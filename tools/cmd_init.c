@@ -11,7 +11,7 @@
 
 #include "base/log.h"
 #include "engine/model.h"
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 struct init_options {
     const char *config, *out;

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/model.h"
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 struct inspect_options {
     int json;

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/trainer.h"
-#include "tools/options.h"
+#include "tools/command_line.h"
 #include "tools/progress.h"
 #include "tools/run_log.h"
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 static const struct {
     const char *name, *summary;

@@ -1,12 +1,12 @@
-/* tools/options.h - one table of options per command drives everything that is said about them: the
+/* tools/command_line.h - one table of options per command drives everything that is said about them: the
  * command line, the configuration file, the help, the effective options at start and in the log.
  *
  * --name value and --name=value mean the same; a configuration file (TOML) has the names as keys,
  * with
  * - or _, and the command line wins over it. An unknown name is an error with the nearest one, a
  * repeated one too. Strings in the target live as long as argv and the struct sw_parsed. */
-#ifndef TOOLS_OPTIONS_H
-#define TOOLS_OPTIONS_H
+#ifndef TOOLS_COMMAND_LINE_H
+#define TOOLS_COMMAND_LINE_H
 #include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>

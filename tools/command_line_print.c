@@ -1,5 +1,5 @@
-/* tools/options_print.c - what the table says: help, and the options in effect. */
-#include "tools/options.h"
+/* tools/command_line_print.c - what the table says: help, and the options in effect. */
+#include "tools/command_line.h"
 
 #include <assert.h>
 #include <inttypes.h>

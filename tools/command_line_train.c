@@ -1,7 +1,7 @@
-/* tools/options_train.c - the options of `spillway train`, and which of them do not go together.
+/* tools/command_line_train.c - the options of `spillway train`, and which of them do not go together.
  *
  * An option stands here when its feature works, never before. */
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -43,6 +43,8 @@ static const struct sw_option options_table[] = {
     {"restart", .section = "Files", FLAG(restart),
      .help = "begin anew in an --out that is not empty"},
     {"log", .section = "Files", TEXT("FILE", log), .help = "one JSON object per step"},
+    {"trace", .section = "Files", TEXT("FILE", trace),
+     .help = "every task, as a Chrome trace (for Perfetto or chrome://tracing)"},
     {"config", .section = "Files", .value = "FILE", .kind = SW_OPTION_CONFIG, .offset = SW_NO_FIELD,
      .help = "options from a TOML file; the command line wins over it"},
 

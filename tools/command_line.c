@@ -1,8 +1,8 @@
-/* tools/options.c - reads a command line and a configuration file by a table of options.
+/* tools/command_line.c - reads a command line and a configuration file by a table of options.
  *
  * First every given option's text is collected with where it came from, then all texts are turned
  * into values in one place, so that the two sources cannot differ in what they accept. */
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 #include <assert.h>
 #include <ctype.h>
