@@ -241,8 +241,6 @@ int sw_trainer_load(struct sw_trainer *t) {
 
 /* ---- the store ---- */
 
-enum { READ_BLOCK = 1 << 20, READ_DEPTH = 8, WRITE_BLOCK = 1 << 20, WRITE_DEPTH = 8 };
-
 static void describe_store(struct sw_trainer *t) {
     struct sw_nvme_mode mode;
     sw_nvme_queue_mode(t->writer, &mode);
@@ -270,11 +268,11 @@ int sw_trainer_open_store(struct sw_trainer *t) {
     free(bytes);
     const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
     if (ret == 0)
-        ret = sw_nvme_queue_open(&t->reader, t->store, 0, READ_DEPTH, READ_BLOCK, t->chunk_slots,
-                                 slots);
+        ret = sw_nvme_queue_open(&t->reader, t->store, 0, SW_NVME_DEPTH_DEFAULT,
+                                 SW_NVME_BLOCK_BYTES_DEFAULT, t->chunk_slots, slots);
     if (ret == 0)
-        ret = sw_nvme_queue_open(&t->writer, t->store, 1, WRITE_DEPTH, WRITE_BLOCK, t->chunk_slots,
-                                 slots);
+        ret = sw_nvme_queue_open(&t->writer, t->store, 1, SW_NVME_DEPTH_DEFAULT,
+                                 SW_NVME_BLOCK_BYTES_DEFAULT, t->chunk_slots, slots);
     if (ret == 0) describe_store(t);
     return ret;
 }

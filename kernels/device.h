@@ -2,13 +2,13 @@
  * events and the model's operators, behind one table. No CUDA type appears here.
  *
  * Order: work on one stream runs in submission order; streams are ordered against each other by
- * events alone. A stream is submitted to by one thread. Calls on a stream may return before the work
- * is done (a GPU) or after it (the host device, which runs everything inside the call).
+ * events alone. A stream is submitted to by one thread. Calls on a stream may return before the
+ * work is done (a GPU) or after it (the host device, which runs everything inside the call).
  * Memory: "device memory" comes from alloc(); kernels read and write nothing else. Nothing is
  * allocated by any operator; scratch is the caller's and sized by the *_scratch_bytes functions.
- * Numbers: `dtype` is the type of weights and activations, BF16 or FP32; arithmetic inside an operator
- * is FP32, results round to nearest even. Weight gradients are FP32 and accumulate where told.
- * Equal inputs give equal bits on one machine with one thread count; no float atomics.
+ * Numbers: `dtype` is the type of weights and activations, BF16 or FP32; arithmetic inside an
+ * operator is FP32, results round to nearest even. Weight gradients are FP32 and accumulate where
+ * told. Equal inputs give equal bits on one machine with one thread count; no float atomics.
  * Errors: 0 or -errno, reported once. Sizes that make no sense are asserted. */
 #ifndef KERNELS_DEVICE_H
 #define KERNELS_DEVICE_H
@@ -20,12 +20,13 @@ struct sw_device; /* opaque, the back end's */
 struct sw_stream;
 struct sw_event;
 
-#define SW_NORM_BLOCK 16384u /* elements per block of a squared norm, counted from a shard's start */
+#define SW_NORM_BLOCK                                                                              \
+    16384u /* elements per block of a squared norm, counted from a shard's start */
 
 /* Filled by round_norm: what N reads about one unit. */
 struct sw_nonfinite {
-    uint64_t count; /* elements that are Inf or NaN */
-    uint64_t first; /* index of the first, when count > 0 */
+    uint64_t count;  /* elements that are Inf or NaN */
+    uint64_t first;  /* index of the first, when count > 0 */
     uint32_t is_nan; /* that first one is a NaN */
     uint32_t pad;
 };
@@ -55,8 +56,8 @@ struct sw_device_adam_step {
 };
 
 /* C[m][n] = op(A) op(B) (+ C when accumulate), row-major, FP32 sums rounded once to c_dtype.
- * op(A) is m x k: A is stored [m][lda] or, transposed, [k][lda]; op(B) is k x n: B is stored [k][ldb]
- * or, transposed, [n][ldb]. */
+ * op(A) is m x k: A is stored [m][lda] or, transposed, [k][lda]; op(B) is k x n: B is stored
+ * [k][ldb] or, transposed, [n][ldb]. */
 struct sw_gemm {
     uint64_t m, n, k;
     int trans_a, trans_b, accumulate;
@@ -88,7 +89,7 @@ struct sw_device_ops {
     void (*event_destroy)(struct sw_event *e);
     int (*event_record)(struct sw_event *e, struct sw_stream *s);
     int (*stream_wait)(struct sw_stream *s, struct sw_event *e); /* e was recorded before */
-    int (*event_wait)(struct sw_event *e);                       /* blocks the caller, no spinning */
+    int (*event_wait)(struct sw_event *e); /* blocks the caller, no spinning */
 
     int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
@@ -107,18 +108,19 @@ struct sw_device_ops {
     int (*rmsnorm)(struct sw_stream *s, enum sw_dtype dtype, void *out, float *rstd, const void *x,
                    const void *w, uint64_t n, uint64_t width, float eps);
     /* dx = gradient (+ dx when add_dx); dw FP32 [width] = gradient (+ dw when add_dw). */
-    int (*rmsnorm_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dx, int add_dx, float *dw,
-                            int add_dw, const void *dy, const void *x, const void *w,
+    int (*rmsnorm_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dx, int add_dx,
+                            float *dw, int add_dw, const void *dy, const void *x, const void *w,
                             const float *rstd, uint64_t n, uint64_t width, void *scratch);
     uint64_t (*rmsnorm_scratch_bytes)(struct sw_device *d, uint64_t n, uint64_t width);
 
     int (*gemm)(struct sw_stream *s, const struct sw_gemm *g);
 
     /* Rotates pairs (i, i + head_dim/2) of x [rows][heads][head_dim] in place by the angles of
-     * position row % time (Su et al., arXiv:2104.09864; halves as in Hugging Face's Llama). cos and sin:
-     * FP32 [time][head_dim/2]. inverse rotates back, which is the backward pass. */
-    int (*rope)(struct sw_stream *s, enum sw_dtype dtype, void *x, const float *cos, const float *sin,
-                uint64_t rows, uint64_t time, uint64_t heads, uint64_t head_dim, int inverse);
+     * position row % time (Su et al., arXiv:2104.09864; halves as in Hugging Face's Llama). cos and
+     * sin: FP32 [time][head_dim/2]. inverse rotates back, which is the backward pass. */
+    int (*rope)(struct sw_stream *s, enum sw_dtype dtype, void *x, const float *cos,
+                const float *sin, uint64_t rows, uint64_t time, uint64_t heads, uint64_t head_dim,
+                int inverse);
 
     /* Causal grouped-query attention in blocks with an online softmax (Dao et al.,
      * arXiv:2205.14135): no time x time matrix exists. */
@@ -138,18 +140,18 @@ struct sw_device_ops {
     int (*swiglu_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dgate, void *dup,
                            const void *dout, const void *gate, const void *up, uint64_t count);
 
-    /* Per row of logits FP32 [n][vocab]: loss[i] = mask[i] ? logsumexp - logit[target] : 0, and, unless
-     * dlogits is NULL, dlogits = mask[i] ? (softmax - onehot) * scale : 0 in dtype (dlogits may be
-     * logits itself when dtype is FP32). mask NULL: all count. */
+    /* Per row of logits FP32 [n][vocab]: loss[i] = mask[i] ? logsumexp - logit[target] : 0, and,
+     * unless dlogits is NULL, dlogits = mask[i] ? (softmax - onehot) * scale : 0 in dtype (dlogits
+     * may be logits itself when dtype is FP32). mask NULL: all count. */
     int (*cross_entropy)(struct sw_stream *s, enum sw_dtype dtype, void *dlogits, float *loss,
                          const float *logits, const int32_t *targets, const uint8_t *mask,
                          float scale, uint64_t n, uint64_t vocab);
     /* *out = sum of x in index order, in double. */
     int (*sum)(struct sw_stream *s, double *out, const float *x, uint64_t n);
 
-    /* dst = src rounded to dst_dtype (nearest even); block_sums[i] = squared norm, in double, of the rounded
-     * elements [i * SW_NORM_BLOCK, ...) in a fixed order; *bad counts what is not finite (such
-     * elements do enter the sums). dst may not be src. */
+    /* dst = src rounded to dst_dtype (nearest even); block_sums[i] = squared norm, in double, of
+     * the rounded elements [i * SW_NORM_BLOCK, ...) in a fixed order; *bad counts what is not
+     * finite (such elements do enter the sums). dst may not be src. */
     int (*round_norm)(struct sw_stream *s, void *dst, enum sw_dtype dst_dtype, const float *src,
                       uint64_t count, double *block_sums, struct sw_nonfinite *bad);
 

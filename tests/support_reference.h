@@ -56,7 +56,8 @@ uint32_t ref_random(void);
 double ref_value(enum sw_dtype dtype, const void *data, uint64_t i);
 
 /* One operator's worst deviations, over all calls of ref_check() with it. An element may be off by
- * limit x (the largest |want|) for FP32 arithmetic, and in BF16 by 2^-8 |want| more: one rounding to 8 bits.
+ * limit x (the largest |want|) for FP32 arithmetic, and in BF16 by 2^-8 |want| more: one rounding
+ * to 8 bits.
  */
 struct ref_report {
     const char *name;

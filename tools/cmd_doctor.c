@@ -24,7 +24,7 @@
 #include "nvme/nvme.h"
 #include "offload/arena.h"
 #include "offload/topology.h"
-#include "tools/options.h"
+#include "tools/command_line.h"
 
 enum {
     FOLDERS_MAX = SW_NVME_FOLDERS_MAX,

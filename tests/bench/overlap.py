@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved rounds on a
+random model of 207 million parameters with its state on NVMe.
+
+    tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T]
+
+Without --seq-len the rows' length is chosen so that compute and NVMe time of a serial step are as
+close as possible. From the traces:
+  compute, nvme    the serial step's compute time, and the span of its update phase
+  bound of forward design's: backward + max(forward, what the update needs beyond what its slots hold)
+  together         time with a compute and an NVMe task running at the same instant, over the busy
+                   time of the shorter one
+The first step is left out: its chunks are virgin and nothing is read. Prints a JSON object.
+"""
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import support as t  # noqa: E402
+
+SEQ_STEP = 16
+
+
+def spans(events, lanes, step=None):
+    found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
+                   if e["args"]["lane"] in lanes and (step is None or e["args"]["step"] == step))
+    merged = []
+    for first, last in found:
+        if merged and first <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], last)
+        else:
+            merged.append([first, last])
+    return merged
+
+
+def length(merged):
+    return sum(last - first for first, last in merged) * 1e-6
+
+
+def common(a, b):
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        first, last = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        total += max(0.0, last - first)
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total * 1e-6
+
+
+class Trained:
+    def __init__(self, tmp, model, mode, seq_len, steps, name):
+        log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
+        run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
+                      1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len, "--log",
+                      log, "--trace", trace, model=model, timeout_s=1800)
+        t.equal(run.rc, 0, name, run)
+        self.steps = t.read_log(log)[0][1:]
+        with open(trace, encoding="utf-8") as file:
+            self.events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        self.step_s = statistics.median(s["step_s"] for s in self.steps)
+        self.run = run
+        for path in (f"{tmp}/{name}", trace):
+            os.system(f"rm -rf '{path}'")
+
+    def kinds_s(self, prefix):
+        """Seconds of tasks of a kind per step, the median over steps."""
+        return statistics.median(
+            sum(e["dur"] for e in self.events
+                if e["name"].startswith(prefix) and e["args"]["step"] == s["step"]) * 1e-6
+            for s in self.steps)
+
+    def update_span_s(self):
+        """From the first read of a serial step's update to its last write."""
+        values = []
+        for s in self.steps:
+            mine = spans(self.events, ("nvme_read", "nvme_write", "adam", "h2d"), s["step"])
+            mine = [m for m in mine if m[1] - m[0] > 1000] or mine
+            values.append((mine[-1][1] - mine[0][0]) * 1e-6)
+        return statistics.median(values)
+
+    def together(self):
+        """Over the steps after the first, by time: the share of the shorter busy time."""
+        start = min(e["ts"] for e in self.events
+                    if e["args"]["step"] == 2 and e["args"]["lane"] == "compute")
+        late = [e for e in self.events if e["ts"] >= start]
+        compute, nvme = spans(late, ("compute",)), spans(late, ("nvme_read", "nvme_write"))
+        return common(compute, nvme) / min(length(compute), length(nvme))
+
+
+def slots_share(run):
+    """Chunk slots over chunks, from the byte table: what may be read ahead or written behind."""
+    def row(tier, what):
+        found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run.stdout, re.M)
+        return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
+    return row("host", "chunk slots") / row("nvme", "optimizer state")
+
+
+def pick_seq_len(tmp, model):
+    probe = Trained(tmp, model, "none", 128, 3, "probe")
+    compute, update = probe.kinds_s("forward") + probe.kinds_s("backward"), probe.update_span_s()
+    return max(SEQ_STEP, round(128 * update / compute / SEQ_STEP) * SEQ_STEP)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--seq-len", type=int, default=0)
+    args = parser.parse_args()
+    os.chdir(t.ROOT)
+    modes = ("none", "forward", "backward")
+    runs = {mode: [] for mode in modes}
+    with t.folder("bench-") as tmp:
+        model = tmp + "/model"
+        t.spillway("init", "--config", "tests/bench/model200m.json", "--seed", 1, "--out", model,
+                   rc=0)
+        seq_len = args.seq_len or pick_seq_len(tmp, model)
+        for i in range(args.rounds):
+            for mode in modes:
+                runs[mode].append(Trained(tmp, model, mode, seq_len, args.steps, f"{mode}-{i}"))
+                print(f"round {i + 1}: {mode} {runs[mode][-1].step_s:.2f} s/step", file=sys.stderr,
+                      flush=True)
+    median = {mode: statistics.median(r.step_s for r in runs[mode]) for mode in modes}
+    forward = statistics.median(r.kinds_s("forward") for r in runs["none"])
+    backward = statistics.median(r.kinds_s("backward") for r in runs["none"])
+    update = statistics.median(r.update_span_s() for r in runs["none"])
+    bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
+    print(json.dumps({
+        "schema": 1, "seq_len": seq_len, "rounds": args.rounds, "steps": args.steps,
+        "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
+        "step_s": {mode: round(value, 3) for mode, value in median.items()},
+        "backward_over_none": round(median["backward"] / median["none"], 3),
+        "forward_bound_s": round(bound, 3),
+        "forward_over_bound": round(median["forward"] / bound, 3),
+        "together_backward": round(statistics.median(r.together() for r in runs["backward"]), 3),
+        "together_forward": round(statistics.median(r.together() for r in runs["forward"]), 3),
+    }, indent=1))
+
+
+if __name__ == "__main__":
+    main()
