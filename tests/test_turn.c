@@ -153,6 +153,86 @@ static void a_skipped_update_is_noticed(void **state) {
     free_run(&e, turns, count);
 }
 
+/* ---- overlap, played on made-up times ---- */
+
+/* Plays turns with given times per task: a task starts when its lane and its dependencies are done.
+ * Returns the time at which the last task of each turn ends. */
+static void play(const struct sw_turn *const *turns, int count, const double cost[SW_TASK_KIND_COUNT],
+                 double *ends) {
+    double *done[2] = {NULL, NULL}, lane_free[SW_LANE_COUNT] = {0};
+    for (int t = 0; t < count; t++) {
+        const struct sw_turn *turn = turns[t];
+        double *now = calloc(turn->task_count + 1, sizeof(*now)), last = 0;
+        for (uint32_t i = 0; i < turn->task_count; i++) {
+            const struct sw_task *task = &turn->tasks[i];
+            double start = lane_free[task->lane];
+            for (uint32_t d = 0; d < task->dep_count; d++) {
+                const struct sw_dep *dep = &task->deps[d];
+                const double *in = dep->turn == 0 ? now : done[0];
+                const struct sw_turn *of = dep->turn == 0 ? turn : turns[t - 1];
+                const double end = in[of->lane_tasks[dep->lane][dep->index]];
+                if (end > start) start = end;
+            }
+            now[i] = lane_free[task->lane] = start + cost[task->kind];
+            if (now[i] > last) last = now[i];
+        }
+        ends[t] = last;
+        free(done[0]);
+        done[0] = now;
+    }
+    free(done[0]);
+}
+
+enum { LAYERS = 24, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
+
+/* Seconds of a steady step when compute takes 4 per unit (1 forward, 3 backward) and the update 4 per
+ * unit, 1 per chunk on the slower NVMe lane. */
+static double steady_step(enum sw_overlap overlap, uint32_t turning_point) {
+    uint64_t elements[LAYERS];
+    for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
+    const struct sw_placement_input input = {
+        .unit_count = LAYERS, .micro_count = 1, .unit_elements = elements,
+        .optimizer = SW_TIER_NVME, .chunk_bytes = 12288, .activation_bytes = 4096};
+    struct sw_placement placement;
+    assert_int_equal(sw_placement_build(&placement, &input), 0);
+    placement.chunk_slots = 6; /* few, so that reading ahead hides little */
+    const struct sw_turn_shape shape = {.unit_count = LAYERS, .micro_count = 1, .overlap = overlap,
+                                        .turning_point = turning_point, .placement = &placement};
+    const int late = sw_turn_shape_is_late(&shape);
+    struct sw_turn first, second, steady;
+    assert_int_equal(sw_turn_build(&first, &shape, SW_TURN_TRAIN, 0, NULL), 0);
+    assert_int_equal(sw_turn_build(&second, &shape, SW_TURN_TRAIN, late, &first), 0);
+    assert_int_equal(sw_turn_build(&steady, &shape, SW_TURN_TRAIN, late, &second), 0);
+    const struct sw_turn *turns[PLAYED] = {&first, &second, &steady, &steady, &steady, &steady};
+    const double cost[SW_TASK_KIND_COUNT] = {
+        [SW_TASK_FORWARD] = 1, [SW_TASK_BACKWARD] = 3, [SW_TASK_READ] = 0.9, [SW_TASK_WRITE] = 1,
+        [SW_TASK_ADAM] = 0.1, [SW_TASK_UPLOAD] = 0.01, [SW_TASK_GRAD] = 0.05};
+    double ends[PLAYED];
+    play(turns, PLAYED, cost, ends);
+    sw_turn_free(&first);
+    sw_turn_free(&second);
+    sw_turn_free(&steady);
+    sw_placement_free(&placement);
+    return ends[PLAYED - 1] - ends[PLAYED - 2];
+}
+
+/* With compute C = 4 LAYERS and update U = 4 LAYERS, none takes C + U; forward at least 3/4 C + U less
+ * what its slots hold; backward at best max(C, U). */
+static void overlap_modes_reach_their_bounds(void **state) {
+    (void)state;
+    const double compute = 4.0 * LAYERS, update = (double)LAYERS * CHUNKS_PER_UNIT;
+    const double none = steady_step(SW_OVERLAP_NONE, 0);
+    const double forward = steady_step(SW_OVERLAP_FORWARD, LAYERS);
+    const double backward = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4);
+    print_message("none %.1f forward %.1f backward %.1f, compute %.1f update %.1f\n", none, forward,
+                  backward, compute, update);
+    assert_true(none >= 0.98 * (compute + update) && none <= 1.05 * (compute + update));
+    assert_true(forward <= 1.05 * (0.75 * compute + update));
+    assert_true(forward <= 0.92 * none);
+    assert_true(backward <= 0.70 * none);
+    assert_true(backward >= compute);
+}
+
 int main(void) {
     const char *seed = getenv("TEST_SEED");
     random_state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
@@ -162,6 +242,7 @@ int main(void) {
         cmocka_unit_test(the_steady_turn_repeats),
         cmocka_unit_test(missing_waits_are_noticed),
         cmocka_unit_test(a_skipped_update_is_noticed),
+        cmocka_unit_test(overlap_modes_reach_their_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
