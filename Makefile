@@ -46,7 +46,8 @@ probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1
 probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
             $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
             && echo yes || echo no)
-NOBUILD := deps help clean quickstart test check-broken check-long format format-check tidy
+NOBUILD := deps help clean quickstart test check-broken check-long bench format format-check \
+           tidy
 # PROBE=0 leaves them out where the same make has just passed them.
 PROBE ?= 1
 builds := $(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all))
@@ -141,6 +142,7 @@ help:
 	@echo 'make test CONFIG=asan, CONFIG=tsan    the same under the sanitizers'
 	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
 	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
+	@echo 'make bench          memory saved by the NVMe tier, and the overlap modes, on this machine'
 	@echo 'make format         clang-format over the sources; format-check only looks'
 	@echo 'make tidy           the rules of the tree: lengths, names, words, every test run'
 	@echo 'make clean          removes build/'
@@ -164,6 +166,11 @@ check-broken:
 check-long:
 	@scripts/check-long.sh $(CHECKS)
 
+bench:
+	$(build) CONFIG=release all
+	@python3 tests/bench/out_of_core.py
+	@python3 tests/bench/overlap.py
+
 format:
 	@scripts/format.sh -i
 
@@ -176,6 +183,7 @@ tidy:
 clean:
 	rm -rf build
 
-.PHONY: all tests help deps quickstart test check-broken check-long format format-check tidy clean
+.PHONY: all tests help deps quickstart test check-broken check-long bench format format-check \
+        tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -3,8 +3,9 @@
 # CHECKS="kills transformers" only those.
 #
 #   kills          a training run killed a hundred times at random moments: nothing half written
-#   transformers   Hugging Face transformers loads what training wrote and computes the same loss
-#                  (torch and transformers from PyPI, in a virtual environment outside the tree)
+#   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
+#                  with torch's AdamW it trains models of other shapes beside the program (both from
+#                  PyPI, in a virtual environment outside the tree)
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
 #
 # Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
@@ -25,7 +26,8 @@ stage() {
     printf '\n==== %s\n' "$name"
     "$@" 2>&1 </dev/null | tee "$long/$name.out"
     status=${PIPESTATUS[0]}
-    grep -E '^(ok|FAIL|skip) ' "$long/$name.out" | sed "s/^\(ok\|FAIL\|skip\) /\1 $name: /" >>"$results"
+    grep -E '^(ok|FAIL|skip) ' "$long/$name.out" |
+        sed "s/^\(ok\|FAIL\|skip\) /\1 $name: /" >>"$results"
     if [ "$status" != 0 ] && ! grep -q '^FAIL' "$long/$name.out"; then
         echo "FAIL $name: exit status $status" | tee -a "$results"
     fi
@@ -43,7 +45,10 @@ transformers() {
             return 0
         fi
     fi
-    "$python" tests/long/transformers_agree.py
+    local status=0
+    "$python" tests/long/transformers_agree.py || status=1
+    "$python" tests/long/shapes_agree.py || status=1
+    return $status
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
@@ -64,7 +69,8 @@ failed=$(grep -c '^FAIL ' "$results")
 skipped=$(grep -c '^skip ' "$results")
 {
     printf '| date | commit | machine | check | result |\n| --- | --- | --- | --- | --- |\n'
-    machine="$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release), Linux $(uname -r | cut -d- -f1)"
+    machine=$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release)
+    machine+=", Linux $(uname -r | cut -d- -f1)"
     machine+=", $(nproc) x $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)"
     while read -r verdict rest; do
         reason=${rest#*: }

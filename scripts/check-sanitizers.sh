@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Are the sanitizers able to see anything, as the test runner sets them up? Plants a leak and an
-# overrun for ASan, and for TSan a race between OpenMP threads beside a clean program that also calls
-# oneDNN, whose distribution package is linked with gcc's OpenMP runtime. Prints a line for each and
-# the counts last.
+# overrun for ASan, and for TSan a race between OpenMP threads beside a clean program that also
+# calls oneDNN, whose distribution package is linked with gcc's OpenMP runtime. Prints a line for
+# each and the counts last.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 work=build/check-sanitizers

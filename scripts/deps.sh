@@ -22,7 +22,8 @@ available() { apt-cache show "$1" >/dev/null 2>&1; }
 # The OpenMP runtime with Archer, the sanitizers' runtime and the formatter for the default clang.
 clang_packages() {
     local version
-    version=$(apt-cache depends clang 2>/dev/null | sed -n 's/^ *Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
+    version=$(apt-cache depends clang 2>/dev/null |
+        sed -n 's/^ *Depends: clang-\([0-9]*\)$/\1/p' | head -n 1)
     [ -n "$version" ] || return 0
     echo "libomp-$version-dev"
     # A package of its own from version 14 on.
@@ -42,7 +43,8 @@ as_root() {
     elif ! command -v sudo >/dev/null; then
         die "not root and no sudo here; run as root: apt-get install ${missing[*]}"
     elif [ -n "${CI:-}" ] || [ ! -t 0 ]; then
-        sudo -n "$@" || die "sudo wants a password; run yourself: sudo apt-get install ${missing[*]}"
+        sudo -n "$@" ||
+            die "sudo wants a password; run yourself: sudo apt-get install ${missing[*]}"
     else
         sudo "$@"
     fi
@@ -77,7 +79,8 @@ if [ $with_check = yes ]; then
     mapfile -t missing < <(missing_of "${wanted[@]}" "${check_packages[@]}" $(clang_packages))
 fi
 for package in "${missing[@]}"; do
-    available "$package" || die "apt knows no package '$package' (on Ubuntu: is 'universe' enabled?)"
+    available "$package" ||
+        die "apt knows no package '$package' (on Ubuntu: is 'universe' enabled?)"
 done
 as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install \
     "${missing[@]}" || die "apt-get could not install: ${missing[*]}"

@@ -20,8 +20,8 @@ file, old and new may come several times, in this order. `test` is tests/test_NA
 the latter with the names of single tests after it if wanted. `config: poison` builds and runs in
 that configuration instead of release.
 
-The copy lives in build/broken/ with the objects of build/, so a variant costs one or two compilations
-and its test. Every test is run on the unmodified copy first: a variant counts as caught only if its
+The copy lives in build/broken/ with the objects of build/, so a variant costs one or two
+compilations and its test. Every test is run on the unmodified copy first: a variant counts as caught only if its
 test passes there and fails here. The last line is "N caught, N missed".
 
     tests/check_broken.py [--list] [NAME...]

@@ -82,7 +82,8 @@ def close(got, want, limit, what, relative=False, run=None):
     """|got - want| <= limit, or limit * |want|; a NaN never passes."""
     bound = limit * abs(want) if relative else limit
     check(abs(got - want) <= bound,
-          f"{what}: got {got!r}, want {want!r} within {bound:.3g}, off by {abs(got - want):.3g}", run)
+          f"{what}: got {got!r}, want {want!r} within {bound:.3g}, off by {abs(got - want):.3g}",
+          run)
 
 
 def contains(text, part, what, run=None):

@@ -5,9 +5,9 @@
 #
 #   tests/long/distributions.sh FOLDER [NAME...]     NAME: debian-12, debian-13, ubuntu-24.04
 #
-# Needs root and debootstrap. The mirror comes from this machine's own apt settings where it runs the
-# same family of distributions, else from DEBIAN_MIRROR or UBUNTU_MIRROR; without one the distribution
-# is skipped. Prints "ok NAME", "FAIL NAME: reason" or "skip NAME: reason"; logs stay in FOLDER.
+# Needs root and debootstrap. The mirror comes from this machine's own apt settings where it runs
+# the same family of distributions, else from DEBIAN_MIRROR or UBUNTU_MIRROR; without one the
+# distribution is skipped. Prints "ok NAME", "FAIL NAME: reason" or "skip NAME: reason"; logs stay in FOLDER.
 set -uo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:?usage: distributions.sh FOLDER [NAME...]}
@@ -28,7 +28,8 @@ inside() {
     local root=$1
     shift
     unshare -m bash -c '
-        mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" && mount --rbind /dev "$0/dev" &&
+        mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" &&
+        mount --rbind /dev "$0/dev" &&
         exec chroot "$0" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
             HOME=/root TERM=dumb LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"' \
         "$root" "$@" </dev/null

@@ -4,8 +4,9 @@
 After every kill: whatever has its final name is whole. A folder with a config.json (the output and
 every step-N in it) has every tensor that the model has, of the right shape, finite, and
 `spillway inspect` accepts it. Every run after the first is started with --restart on what the kill
-left; without it, it must be refused and nothing may change. At the end one run goes through, and its
-files are those of a run that nobody disturbed, byte for byte. The seed is printed; SEED=N repeats it.
+left; without it, it must be refused and nothing may change. At the end one run goes through, and
+its files are those of a run that nobody disturbed, byte for byte. The seed is printed; SEED=N
+repeats it.
 """
 import hashlib
 import math
