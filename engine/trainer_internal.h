@@ -2,8 +2,8 @@
  * trainer_lanes.c (what each task does), trainer_run.c (the loop, evaluation and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is pushed;
- * each field is then written by one lane and read by lanes that wait for it, and by the trainer's thread once
- * tasks_left is 0. */
+ * each field is then written by one lane and read by lanes that wait for it, and by the
+ * trainer's thread once it is finished. */
 #ifndef ENGINE_TRAINER_INTERNAL_H
 #define ENGINE_TRAINER_INTERNAL_H
 #include "cpu_adam/adam.h"
@@ -31,7 +31,8 @@ struct step_record {
     /* Accounting. */
     uint64_t busy_ns[SW_LANE_COUNT];
     atomic_uint tasks_left;
-    uint64_t end_ns;
+    uint64_t end_ns;     /* set by the task that ended last, before finished */
+    atomic_int finished; /* the record is the trainer's thread's again */
     struct sw_run *run;
 };
 

@@ -505,6 +505,7 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
     if (run->bytes[index]) record->report.bytes[lane_traffic[task->lane]] += run->bytes[index];
     if (atomic_fetch_sub(&record->tasks_left, 1) != 1) return;
     record->end_ns = run->end_ns[index];
+    atomic_store(&record->finished, 1);
     sw_executor_nudge(t->executor);
 }
 

@@ -53,7 +53,7 @@ static void report_step(struct sw_trainer *t, struct step_record *record) {
 static void report_finished(struct sw_trainer *t, uint64_t next) {
     while (t->reported + 1 < next) {
         struct step_record *record = sw_record(t, t->reported + 1);
-        if (atomic_load(&record->tasks_left) > 0 || atomic_load(&record->run->cancelled)) return;
+        if (!atomic_load(&record->finished) || atomic_load(&record->run->cancelled)) return;
         report_step(t, record);
     }
 }
