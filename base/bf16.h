@@ -25,7 +25,9 @@ static inline float sw_f32_from_bits(uint32_t bits) {
     return x;
 }
 
-static inline float sw_f32_from_bf16(sw_bf16 x) { return sw_f32_from_bits((uint32_t)x << 16); }
+static inline float sw_f32_from_bf16(sw_bf16 x) {
+    return sw_f32_from_bits((uint32_t)x << 16);
+}
 
 /* The rounding of working weights. */
 static inline sw_bf16 sw_bf16_from_weight(float x) {
@@ -43,7 +45,9 @@ static inline sw_bf16 sw_bf16_from_f32(float x) {
     return (sw_bf16)((bits & 0x7F800000u) == 0x7F800000u ? special : finite);
 }
 
-static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) { return dtype == SW_FP32 ? 4 : 2; }
+static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) {
+    return dtype == SW_FP32 ? 4 : 2;
+}
 static inline const char *sw_dtype_name(enum sw_dtype dtype) {
     return dtype == SW_FP32 ? "fp32" : "bf16";
 }

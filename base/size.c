@@ -44,7 +44,13 @@ const char *sw_size_print(uint64_t bytes, char *out, size_t out_size) {
         value /= 1000;
         unit++;
     }
-    if (unit == 0) snprintf(out, out_size, "%llu B", (unsigned long long)bytes);
-    else snprintf(out, out_size, value < 10 ? "%.2f %s" : value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    if (unit == 0)
+        snprintf(out, out_size, "%llu B", (unsigned long long)bytes);
+    else
+        snprintf(out, out_size,
+                 value < 10    ? "%.2f %s"
+                 : value < 100 ? "%.1f %s"
+                               : "%.0f %s",
+                 value, units[unit]);
     return out;
 }

@@ -18,8 +18,8 @@ struct lane {
     enum sw_lane id;
     pthread_t thread;
     int started;
-    struct sw_stream *stream;  /* device lanes */
-    struct sw_event **events;  /* by task, modulo event_count */
+    struct sw_stream *stream; /* device lanes */
+    struct sw_event **events; /* by task, modulo event_count */
     uint64_t event_count;
     /* Tasks over (host lanes) or submitted (device lanes), counted over all runs. */
     _Atomic uint64_t count;
@@ -51,7 +51,9 @@ uint64_t sw_now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static int error_of(struct sw_executor *ex) { return atomic_load(&ex->error); }
+static int error_of(struct sw_executor *ex) {
+    return atomic_load(&ex->error);
+}
 
 void sw_executor_abort(struct sw_executor *ex, int error) {
     assert(error < 0);
@@ -300,7 +302,8 @@ static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max)
         if (ret < 0) return ret;
     }
     const int flight = id == SW_LANE_NVME_READ || id == SW_LANE_NVME_WRITE;
-    const int ret = pthread_create(&lane->thread, NULL, flight ? flight_lane_main : lane_main, lane);
+    const int ret =
+        pthread_create(&lane->thread, NULL, flight ? flight_lane_main : lane_main, lane);
     if (ret) {
         sw_error("cannot start the %s lane's thread: %s", sw_lane_name(id), strerror(ret));
         return -ret;
@@ -472,8 +475,7 @@ enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_CO
     }
     int64_t task = 0;
     for (int l = 0; l < SW_LANE_COUNT; l++)
-        for (uint32_t i = 0; i < turn->lane_count[l]; i++)
-            position[turn->lane_tasks[l][i]] = i;
+        for (uint32_t i = 0; i < turn->lane_count[l]; i++) position[turn->lane_tasks[l][i]] = i;
     for (uint32_t i = 0; i < turn->task_count; i++)
         if (run->end_ns[i] > run->end_ns[task]) task = i;
     double total = 0;

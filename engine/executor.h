@@ -1,12 +1,11 @@
 /* engine/executor.h - runs turns on real lanes.
  *
  * One thread per lane takes the lane's tasks in order, turn after turn, and waits for each task's
- * dependencies; lanes run ahead into the next pushed turn as far as those allow. Device lanes submit
- * ahead: a dependency on a device task is met once that task is submitted, and the stream then waits
- * for its event; host lanes wait for the event itself, without spinning. The NVMe lanes keep several
- * tasks in flight and complete them in order. The first error aborts: every wait ends, and push and
- * idle return it.
- * Threads: push, wait and idle belong to one thread, the trainer's. */
+ * dependencies; lanes run ahead into the next pushed turn as far as those allow. Device lanes
+ * submit ahead: a dependency on a device task is met once that task is submitted, and the stream
+ * then waits for its event; host lanes wait for the event itself, without spinning. The NVMe lanes
+ * keep several tasks in flight and complete them in order. The first error aborts: every wait ends,
+ * and push and idle return it. Threads: push, wait and idle belong to one thread, the trainer's. */
 #ifndef ENGINE_EXECUTOR_H
 #define ENGINE_EXECUTOR_H
 #include <stdatomic.h>
@@ -58,11 +57,13 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
 struct sw_run *sw_executor_last_run(struct sw_executor *ex);
 int sw_executor_active(struct sw_executor *ex);
 
-/* Waits until a run has ended or sw_executor_nudge() was called since the last wait. 0, or the error. */
+/* Waits until a run has ended or sw_executor_nudge() was called since the last wait. 0, or the
+ * error. */
 int sw_executor_wait(struct sw_executor *ex);
 void sw_executor_nudge(struct sw_executor *ex); /* any thread */
 
-/* Waits until every pushed turn has ended. The next turn must be one built without a predecessor. */
+/* Waits until every pushed turn has ended. The next turn must be one built without a predecessor.
+ */
 int sw_executor_idle(struct sw_executor *ex);
 
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */

@@ -66,8 +66,8 @@ static uint64_t lay_out(struct sw_llama *l, struct sw_device *device, char *base
     l->rope_sin = take(base, &used, l->time * c->head_dim / 2 * sizeof(float));
     l->losses = take(base, &used, n * sizeof(float));
     l->logits = take(base, &used, l->head_slice * c->vocab * sizeof(float));
-    l->d_logits = l->dtype == SW_FP32 ? l->logits
-                                      : take(base, &used, l->head_slice * c->vocab * element);
+    l->d_logits =
+        l->dtype == SW_FP32 ? l->logits : take(base, &used, l->head_slice * c->vocab * element);
     l->head_norm = take(base, &used, l->head_slice * c->hidden * element);
     l->d_head_norm = take(base, &used, l->head_slice * c->hidden * element);
     l->scratch = take(base, &used, scratch_bytes(l, device));
@@ -95,8 +95,9 @@ static void describe(struct sw_llama *l, const struct sw_model *model,
     };
 }
 
-uint64_t sw_llama_workspace_bytes(const struct sw_model *model, const struct sw_device_handle *device,
-                                  enum sw_dtype dtype, uint64_t batch, uint64_t time) {
+uint64_t sw_llama_workspace_bytes(const struct sw_model *model,
+                                  const struct sw_device_handle *device, enum sw_dtype dtype,
+                                  uint64_t batch, uint64_t time) {
     struct sw_llama l;
     describe(&l, model, device, dtype, batch, time);
     return lay_out(&l, device->device, NULL);
@@ -138,7 +139,8 @@ static int upload_angles(struct sw_llama *l, struct sw_stream *stream) {
                 table[count + t * half + i] = (float)sin((double)t * frequencies[i]);
             }
         ret = l->ops->copy_h2d(stream, l->rope_cos, table, count * sizeof(*table));
-        if (ret == 0) ret = l->ops->copy_h2d(stream, l->rope_sin, table + count, count * sizeof(*table));
+        if (ret == 0)
+            ret = l->ops->copy_h2d(stream, l->rope_sin, table + count, count * sizeof(*table));
         if (ret == 0) ret = l->ops->stream_sync(stream);
     }
     free(frequencies);
@@ -164,20 +166,39 @@ static const void *tensor_at(const struct sw_llama *l, const struct sw_unit *uni
 /* y[n][rows] = x[n][cols] w[rows][cols]^T, added to y when accumulate. */
 static int project(const struct sw_llama *l, struct sw_stream *s, void *y, const void *x,
                    const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
-    const struct sw_gemm g = {.m = n, .n = rows, .k = cols, .trans_b = 1, .accumulate = accumulate,
-                              .a = x, .a_dtype = l->dtype, .lda = cols,
-                              .b = w, .b_dtype = l->dtype, .ldb = cols,
-                              .c = y, .c_dtype = l->dtype, .ldc = rows};
+    const struct sw_gemm g = {.m = n,
+                              .n = rows,
+                              .k = cols,
+                              .trans_b = 1,
+                              .accumulate = accumulate,
+                              .a = x,
+                              .a_dtype = l->dtype,
+                              .lda = cols,
+                              .b = w,
+                              .b_dtype = l->dtype,
+                              .ldb = cols,
+                              .c = y,
+                              .c_dtype = l->dtype,
+                              .ldc = rows};
     return l->ops->gemm(s, &g);
 }
 
 /* dx[n][cols] (+)= dy[n][rows] w[rows][cols] */
 static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx, const void *dy,
                         const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
-    const struct sw_gemm g = {.m = n, .n = cols, .k = rows, .accumulate = accumulate,
-                              .a = dy, .a_dtype = l->dtype, .lda = rows,
-                              .b = w, .b_dtype = l->dtype, .ldb = cols,
-                              .c = dx, .c_dtype = l->dtype, .ldc = cols};
+    const struct sw_gemm g = {.m = n,
+                              .n = cols,
+                              .k = rows,
+                              .accumulate = accumulate,
+                              .a = dy,
+                              .a_dtype = l->dtype,
+                              .lda = rows,
+                              .b = w,
+                              .b_dtype = l->dtype,
+                              .ldb = cols,
+                              .c = dx,
+                              .c_dtype = l->dtype,
+                              .ldc = cols};
     return l->ops->gemm(s, &g);
 }
 
@@ -185,10 +206,20 @@ static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx,
 static int weight_gradient(const struct sw_llama *l, struct sw_stream *s, float *dw, const void *dy,
                            const void *x, uint64_t n, uint64_t rows, uint64_t cols,
                            int accumulate) {
-    const struct sw_gemm g = {.m = rows, .n = cols, .k = n, .trans_a = 1, .accumulate = accumulate,
-                              .a = dy, .a_dtype = l->dtype, .lda = rows,
-                              .b = x, .b_dtype = l->dtype, .ldb = cols,
-                              .c = dw, .c_dtype = SW_FP32, .ldc = cols};
+    const struct sw_gemm g = {.m = rows,
+                              .n = cols,
+                              .k = n,
+                              .trans_a = 1,
+                              .accumulate = accumulate,
+                              .a = dy,
+                              .a_dtype = l->dtype,
+                              .lda = rows,
+                              .b = x,
+                              .b_dtype = l->dtype,
+                              .ldb = cols,
+                              .c = dw,
+                              .c_dtype = SW_FP32,
+                              .ldc = cols};
     return l->ops->gemm(s, &g);
 }
 
@@ -246,7 +277,7 @@ static int mlp_backward(const struct sw_llama *l, struct sw_stream *s, const str
                         const void *weights, float *acc, int add, void *dx) {
     const struct sw_model_config *c = &l->model->config;
     const uint64_t n = l->tokens, hidden = c->hidden, inner = c->intermediate;
-#define W(t) tensor_at(l, unit, weights, (t))
+#define W(t)  tensor_at(l, unit, weights, (t))
 #define DW(t) (acc + unit->tensors[t].first)
     TRY(weight_gradient(l, s, DW(SW_LAYER_DOWN), dx, l->act, n, hidden, inner, add));
     TRY(project_back(l, s, l->act, dx, W(SW_LAYER_DOWN), n, hidden, inner, 0));
@@ -299,18 +330,28 @@ static int head_slice(const struct sw_llama *l, struct sw_stream *s, const struc
     const uint64_t hidden = c->hidden, vocab = c->vocab, element = sw_dtype_bytes(l->dtype);
     const void *x = (const char *)h->x + first * hidden * element;
     TRY(ops->rmsnorm(s, l->dtype, l->head_norm, l->rstd1, x, h->norm, n, hidden, c->rms_eps));
-    const struct sw_gemm logits = {.m = n, .n = vocab, .k = hidden, .trans_b = 1,
-                                   .a = l->head_norm, .a_dtype = l->dtype, .lda = hidden,
-                                   .b = h->matrix, .b_dtype = l->dtype, .ldb = hidden,
-                                   .c = l->logits, .c_dtype = SW_FP32, .ldc = vocab};
+    const struct sw_gemm logits = {.m = n,
+                                   .n = vocab,
+                                   .k = hidden,
+                                   .trans_b = 1,
+                                   .a = l->head_norm,
+                                   .a_dtype = l->dtype,
+                                   .lda = hidden,
+                                   .b = h->matrix,
+                                   .b_dtype = l->dtype,
+                                   .ldb = hidden,
+                                   .c = l->logits,
+                                   .c_dtype = SW_FP32,
+                                   .ldc = vocab};
     TRY(ops->gemm(s, &logits));
     TRY(ops->cross_entropy(s, l->dtype, h->dx ? l->d_logits : NULL, l->losses + first, l->logits,
                            h->targets + first, h->mask + first, h->scale, n, vocab));
     if (!h->dx) return 0;
     TRY(weight_gradient(l, s, h->d_matrix, l->d_logits, l->head_norm, n, vocab, hidden, add));
     TRY(project_back(l, s, l->d_head_norm, l->d_logits, h->matrix, n, vocab, hidden, 0));
-    return ops->rmsnorm_backward(s, l->dtype, (char *)h->dx + first * hidden * element, 0, h->d_norm,
-                                 add, l->d_head_norm, x, h->norm, l->rstd1, n, hidden, l->scratch);
+    return ops->rmsnorm_backward(s, l->dtype, (char *)h->dx + first * hidden * element, 0,
+                                 h->d_norm, add, l->d_head_norm, x, h->norm, l->rstd1, n, hidden,
+                                 l->scratch);
 }
 
 int sw_llama_head(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h) {

@@ -1,10 +1,10 @@
 /* engine/llama.h - the units of a Llama decoder on a device: forward, and recompute with backward.
  *
  * Composes the device's operators; knows no tier, lane or schedule. Weights of a unit are one flat
- * buffer in the working type (tensor places as in engine/model.h), gradients one flat FP32 buffer with the
- * same places. A micro-batch is `batch` rows of `time` tokens; activations are [batch * time]
- * [hidden]. Everything inside a unit is recomputed in backward from the unit's input. The work is enqueued
- * on the caller's stream; nothing is allocated. Errors: those of the operators. */
+ * buffer in the working type (tensor places as in engine/model.h), gradients one flat FP32 buffer
+ * with the same places. A micro-batch is `batch` rows of `time` tokens; activations are [batch *
+ * time] [hidden]. Everything inside a unit is recomputed in backward from the unit's input. The
+ * work is enqueued on the caller's stream; nothing is allocated. Errors: those of the operators. */
 #ifndef ENGINE_LLAMA_H
 #define ENGINE_LLAMA_H
 #include <stdint.h>
@@ -30,16 +30,17 @@ struct sw_llama {
 uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens);
 
 /* Bytes of workspace for micro-batches of batch x time. */
-uint64_t sw_llama_workspace_bytes(const struct sw_model *model, const struct sw_device_handle *device,
-                                  enum sw_dtype dtype, uint64_t batch, uint64_t time);
+uint64_t sw_llama_workspace_bytes(const struct sw_model *model,
+                                  const struct sw_device_handle *device, enum sw_dtype dtype,
+                                  uint64_t batch, uint64_t time);
 
 /* Lays the workspace out and uploads the angles of the rotary embedding through `stream`. */
 int sw_llama_open(struct sw_llama *l, const struct sw_model *model,
                   const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
                   uint64_t time, void *workspace, struct sw_stream *stream);
 
-/* Angles per pair of a head's dimensions, head_dim / 2 of them, as the configuration's rope_theta and
- * rope scaling give them ("linear" and "llama3" as in Hugging Face's modeling_rope_utils). */
+/* Angles per pair of a head's dimensions, head_dim / 2 of them, as the configuration's rope_theta
+ * and rope scaling give them ("linear" and "llama3" as in Hugging Face's modeling_rope_utils). */
 void sw_llama_rope_frequencies(const struct sw_model_config *config, double *frequencies);
 
 int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const void *weights,
@@ -54,15 +55,16 @@ int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
                             int accumulate, const void *x, void *dx);
 
 /* The final norm, the head and the loss over slices of tokens. matrix: the head's weights [vocab]
- * [hidden] (the embedding's when tied). *loss_sum = sum of the losses of unmasked tokens. With dx: its
- * gradient times scale (1 / unmasked tokens of the step) is written to dx, d_norm and d_matrix. */
+ * [hidden] (the embedding's when tied). *loss_sum = sum of the losses of unmasked tokens. With dx:
+ * its gradient times scale (1 / unmasked tokens of the step) is written to dx, d_norm and d_matrix.
+ */
 struct sw_llama_head {
     const void *norm, *matrix, *x;
     const int32_t *targets;
     const uint8_t *mask;
     float scale;
     double *loss_sum;
-    void *dx;               /* NULL: forward and loss alone */
+    void *dx;                 /* NULL: forward and loss alone */
     float *d_norm, *d_matrix; /* overwritten unless accumulate */
     int accumulate;
 };

@@ -15,11 +15,22 @@
 #include "base/log.h"
 
 /* What runs leave in their folder; --restart removes these and refuses to touch anything else. */
-static const char *const ours[] = {
-    "config.json",  "generation_config.json", "*.safetensors", "model.safetensors.index.json",
-    "tokenizer*",   "special_tokens_map.json", "vocab.json",   "merges.txt",
-    "added_tokens.json", "chat_template.jinja", "step-*",      "*.state",
-    "*.partial",    "*.jsonl",                 ".*.tmp*",      "*.tmp"};
+static const char *const ours[] = {"config.json",
+                                   "generation_config.json",
+                                   "*.safetensors",
+                                   "model.safetensors.index.json",
+                                   "tokenizer*",
+                                   "special_tokens_map.json",
+                                   "vocab.json",
+                                   "merges.txt",
+                                   "added_tokens.json",
+                                   "chat_template.jinja",
+                                   "step-*",
+                                   "*.state",
+                                   "*.partial",
+                                   "*.jsonl",
+                                   ".*.tmp*",
+                                   "*.tmp"};
 
 static int is_ours(const char *name) {
     for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
@@ -55,8 +66,10 @@ static int check_parent(const char *out) {
     size_t n = strlen(parent);
     while (n > 1 && parent[n - 1] == '/') parent[--n] = '\0';
     char *slash = strrchr(parent, '/');
-    if (!slash) snprintf(parent, sizeof(parent), ".");
-    else slash[slash == parent] = '\0';
+    if (!slash)
+        snprintf(parent, sizeof(parent), ".");
+    else
+        slash[slash == parent] = '\0';
     struct stat st;
     if (stat(parent, &st) < 0) {
         const int ret = -errno;
@@ -90,17 +103,21 @@ int sw_output_check(const char *out, const char *model_dir, int restart) {
     char name[NAME_MAX + 1];
     int found = find_entry(out, 0, name, sizeof(name));
     if (found == 1 && !restart) {
-        sw_error("--out %s is not empty (it holds %s): choose another folder, or --restart to replace "
-                 "what an earlier run left there", out, name);
+        sw_error(
+            "--out %s is not empty (it holds %s): choose another folder, or --restart to replace "
+            "what an earlier run left there",
+            out, name);
         return -EEXIST;
     }
     if (found == 1) found = find_entry(out, 1, name, sizeof(name));
     if (found == 1) {
         sw_error("--restart: %s holds %s, which no run of this program leaves there; nothing was "
-                 "removed", out, name);
+                 "removed",
+                 out, name);
         return -EEXIST;
     }
-    if (found < 0) sw_error("--out %s: %s", out, strerror(-found));
+    if (found < 0)
+        sw_error("--out %s: %s", out, strerror(-found));
     else if (access(out, W_OK) < 0) {
         found = -errno;
         sw_error("--out %s is not writable: %s", out, strerror(-found));
@@ -137,8 +154,10 @@ static int sync_parent(const char *path) {
     char parent[PATH_MAX];
     snprintf(parent, sizeof(parent), "%s", path);
     char *slash = strrchr(parent, '/');
-    if (!slash) snprintf(parent, sizeof(parent), ".");
-    else slash[slash == parent] = '\0';
+    if (!slash)
+        snprintf(parent, sizeof(parent), ".");
+    else
+        slash[slash == parent] = '\0';
     const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return -errno;
     const int ret = fsync(fd) < 0 ? -errno : 0;
@@ -155,8 +174,10 @@ int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype 
     int ret = sw_output_take(partial, 1, &made);
     if (ret == 0) ret = sw_model_save(model, partial, dtype, fetch, ctx);
     if (ret < 0) return ret;
-    if (rename(partial, dir) < 0) ret = -errno;
-    else ret = sync_parent(dir);
+    if (rename(partial, dir) < 0)
+        ret = -errno;
+    else
+        ret = sync_parent(dir);
     if (ret < 0) sw_error("cannot put %s in its place: %s", dir, strerror(-ret));
     return ret;
 }

@@ -5,8 +5,9 @@
 #include <stdint.h>
 #include "engine/model.h"
 
-/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves; and
- * that it is neither the model's folder nor inside it. Changes nothing. -EEXIST, -ENOENT, ... reported. */
+/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves;
+ * and that it is neither the model's folder nor inside it. Changes nothing. -EEXIST, -ENOENT, ...
+ * reported. */
 int sw_output_check(const char *out, const char *model_dir, int restart);
 
 /* Makes the folder, emptied first when restarting. Call sw_output_check() before. *made says that

@@ -35,7 +35,8 @@ int sw_trace_open(struct sw_trace **out, const char *path) {
     fprintf(trace->file, "{\"schema\":1,\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int l = 0; l < SW_LANE_COUNT; l++)
         fprintf(trace->file,
-                "%s{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
+                "%s{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":%d,\"args\":{\"name\":"
+                "\"%s\"}}",
                 l ? ",\n" : "", l, sw_lane_name((enum sw_lane)l));
     *out = trace;
     return 0;

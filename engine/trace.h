@@ -1,8 +1,8 @@
-/* engine/trace.h - the tasks of a run as a Chrome trace (one "X" event per task, a thread per lane),
- * for chrome://tracing and Perfetto.
+/* engine/trace.h - the tasks of a run as a Chrome trace (one "X" event per task, a thread per
+ * lane), for chrome://tracing and Perfetto.
  *
- * Events are written as they end, through a buffered file under a lock; the file gets its name when it is
- * closed. args: {lane, unit, bytes, step}. Threads: any may add events. */
+ * Events are written as they end, through a buffered file under a lock; the file gets its name when
+ * it is closed. args: {lane, unit, bytes, step}. Threads: any may add events. */
 #ifndef ENGINE_TRACE_H
 #define ENGINE_TRACE_H
 #include <stdint.h>

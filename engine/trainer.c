@@ -27,7 +27,8 @@ static int open_data(struct sw_trainer *t) {
     if (o->seq_len == 0) o->seq_len = limit < SEQ_LEN_DEFAULT ? limit : SEQ_LEN_DEFAULT;
     if (o->seq_len > limit) {
         sw_error("--seq-len %u is longer than the model's limit of %u (max_position_embeddings in "
-                 "%s/config.json)", o->seq_len, limit, o->model);
+                 "%s/config.json)",
+                 o->seq_len, limit, o->model);
         return -EINVAL;
     }
     const uint32_t vocab = t->model.config.vocab;
@@ -178,7 +179,8 @@ static int check_memory(const struct sw_trainer *t) {
     char a[32], b[32];
     sw_error("the run needs %s of memory and this machine has %s: use --optimizer nvme, a smaller "
              "--micro-batch, --accumulate or --seq-len (--dry-run prints the table)",
-             sw_size_print(need, a, sizeof(a)), sw_size_print(t->topology.memory_bytes, b, sizeof(b)));
+             sw_size_print(need, a, sizeof(a)),
+             sw_size_print(t->topology.memory_bytes, b, sizeof(b)));
     return -ENOMEM;
 }
 
@@ -212,15 +214,23 @@ void sw_trainer_close(struct sw_trainer *t) {
 
 /* ---- what open found ---- */
 
-const struct sw_train_options *sw_trainer_options(const struct sw_trainer *t) { return &t->options; }
+const struct sw_train_options *sw_trainer_options(const struct sw_trainer *t) {
+    return &t->options;
+}
 
 int sw_trainer_table(const struct sw_trainer *t, struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
     return sw_placement_table(&t->placement, &t->input, rows);
 }
 
-const char *sw_trainer_numerics_key(const struct sw_trainer *t) { return t->numerics_key; }
-const char *sw_trainer_store_mode(const struct sw_trainer *t) { return t->store_mode; }
-uint64_t sw_trainer_params(const struct sw_trainer *t) { return t->model.params; }
+const char *sw_trainer_numerics_key(const struct sw_trainer *t) {
+    return t->numerics_key;
+}
+const char *sw_trainer_store_mode(const struct sw_trainer *t) {
+    return t->store_mode;
+}
+uint64_t sw_trainer_params(const struct sw_trainer *t) {
+    return t->model.params;
+}
 
 uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t) {
     return t->step_rows * t->options.seq_len;

@@ -1,9 +1,9 @@
 /* engine/trainer.h - a whole fine-tuning run: from options to a written model.
  *
- * sw_trainer_open() reads and checks everything that the options name, resolves what they leave open and
- * sizes every pool, but allocates no pool and writes nothing: --dry-run stops there. sw_trainer_start() takes the
- * output folder, allocates and loads; sw_trainer_run() trains. One trainer, one thread; hooks are called from
- * that thread. Errors: 0 or -errno, reported. */
+ * sw_trainer_open() reads and checks everything that the options name, resolves what they leave
+ * open and sizes every pool, but allocates no pool and writes nothing: --dry-run stops there.
+ * sw_trainer_start() takes the output folder, allocates and loads; sw_trainer_run() trains. One
+ * trainer, one thread; hooks are called from that thread. Errors: 0 or -errno, reported. */
 #ifndef ENGINE_TRAINER_H
 #define ENGINE_TRAINER_H
 #include <stdatomic.h>
@@ -11,8 +11,14 @@
 #include "engine/options.h"
 #include "engine/turn.h"
 
-enum sw_traffic { SW_BYTES_H2D, SW_BYTES_D2H, SW_BYTES_COMM, SW_BYTES_NVME_READ, SW_BYTES_NVME_WRITE,
-                  SW_BYTES_COUNT };
+enum sw_traffic {
+    SW_BYTES_H2D,
+    SW_BYTES_D2H,
+    SW_BYTES_COMM,
+    SW_BYTES_NVME_READ,
+    SW_BYTES_NVME_WRITE,
+    SW_BYTES_COUNT
+};
 const char *sw_traffic_name(enum sw_traffic traffic);
 
 /* What one step did, all of its update included, whichever turn that ran in. */
@@ -21,7 +27,7 @@ struct sw_step_report {
     double loss;          /* before the update; NaN when no token counted */
     double grad_norm;     /* before clipping */
     double clip_factor, lr;
-    uint64_t tokens;      /* unmasked */
+    uint64_t tokens; /* unmasked */
     double step_s;
     double lane_busy_s[SW_LANE_COUNT];
     enum sw_lane step_clock;

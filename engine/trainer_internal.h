@@ -1,8 +1,8 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
  * trainer_lanes.c (what each task does), trainer_run.c (the loop, evaluation and saving).
  *
- * Ownership between threads: a step's record is set up by the trainer's thread before its turn is pushed;
- * each field is then written by one lane and read by lanes that wait for it, and by the
+ * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
+ * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
  * trainer's thread once it is finished. */
 #ifndef ENGINE_TRAINER_INTERNAL_H
 #define ENGINE_TRAINER_INTERNAL_H
@@ -84,13 +84,13 @@ struct sw_trainer {
     /* Device memory: one allocation, carved. */
     char *device_base;
     uint64_t device_bytes, device_used;
-    char **weights;  /* by unit */
-    char *kept;      /* [unit - 1][micro], activation_bytes each */
-    char *between;   /* [micro]: the gradient between units */
+    char **weights;              /* by unit */
+    char *kept;                  /* [unit - 1][micro], activation_bytes each */
+    char *between;               /* [micro]: the gradient between units */
     char *acc[SW_ACC_SLOTS + 1]; /* the last one is the tied embedding's */
     char *grad_slots[SW_GRAD_SLOTS];
-    char **grad_resident; /* by unit, when they stay on the device */
-    double **block_sums;  /* by unit */
+    char **grad_resident;     /* by unit, when they stay on the device */
+    double **block_sums;      /* by unit */
     struct sw_nonfinite *bad; /* by unit */
     double *loss_sums;        /* by micro */
     int32_t *batch_tokens, *batch_targets;
@@ -117,7 +117,7 @@ struct sw_trainer {
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
-    struct sw_trace *trace; /* NULL: none */
+    struct sw_trace *trace;   /* NULL: none */
     struct sw_stream *stream; /* the trainer's thread's own */
 
     struct step_record records[STEP_RECORDS];
@@ -125,8 +125,8 @@ struct sw_trainer {
     uint64_t updates;                 /* applied; control lane */
     uint32_t skips_in_a_row;          /* control lane */
     struct eval_state eval;
-    uint64_t reported;     /* steps */
-    uint64_t last_end_ns;  /* of the step before, or of the last pause */
+    uint64_t reported;    /* steps */
+    uint64_t last_end_ns; /* of the step before, or of the last pause */
     int out_made;
 };
 
@@ -146,7 +146,8 @@ extern const struct sw_executor_ops sw_trainer_lanes;
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
                           const struct sw_device_adam *spans, int span_count, void *ctx);
 
-/* A sw_model_fetch over the device's working weights, for the trainer's thread when lanes are idle. */
+/* A sw_model_fetch over the device's working weights, for the trainer's thread when lanes are idle.
+ */
 int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
                      void *out);
 

@@ -46,7 +46,8 @@ static struct step_record *record_of(struct sw_trainer *t, const struct sw_run *
     return sw_record(t, run->step - task->late);
 }
 
-/* Whether the step that a task belongs to was cancelled before it began: then the task does nothing. */
+/* Whether the step that a task belongs to was cancelled before it began: then the task does
+ * nothing. */
 static int is_cancelled(const struct sw_run *run, const struct sw_task *task) {
     if (task->late) return run->before && atomic_load(&run->before->cancelled);
     return atomic_load(&run->cancelled);
@@ -80,8 +81,10 @@ static int fill(struct sw_trainer *t, struct sw_run *run) {
                      t->stage_mask + i * T);
         for (uint64_t j = 0; j < T; j++) tokens += t->stage_mask[i * T + j] != 0;
     }
-    if (eval) t->eval.tokens += tokens;
-    else sw_record(t, run->step)->tokens = tokens;
+    if (eval)
+        t->eval.tokens += tokens;
+    else
+        sw_record(t, run->step)->tokens = tokens;
     return 0;
 }
 
@@ -92,7 +95,8 @@ static int batch(struct sw_trainer *t, struct sw_run *run, const struct sw_task 
         atomic_store(&run->cancelled, 1);
     if (atomic_load(&run->cancelled)) return 0;
     const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
-    int ret = ops->copy_h2d(stream, t->batch_tokens + at, t->stage_tokens + at, n * sizeof(int32_t));
+    int ret =
+        ops->copy_h2d(stream, t->batch_tokens + at, t->stage_tokens + at, n * sizeof(int32_t));
     if (ret == 0)
         ret = ops->copy_h2d(stream, t->batch_targets + at, t->stage_targets + at,
                             n * sizeof(int32_t));
@@ -261,11 +265,12 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
 /* Backward mode may have updated units already: such a gradient cannot be taken back. */
 static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t unit) {
     const struct sw_nonfinite *bad = &t->norms[unit].bad;
-    sw_error("step %llu: the gradient of %s holds %llu values that are not finite (the first is %s, "
-             "rank 0); with --overlap backward other units may already be updated, so the run stops "
-             "(--overlap forward skips such steps)",
-             (unsigned long long)step, tensor_name(t, unit, bad->first),
-             (unsigned long long)bad->count, bad->is_nan ? "NaN" : "Inf");
+    sw_error(
+        "step %llu: the gradient of %s holds %llu values that are not finite (the first is %s, "
+        "rank 0); with --overlap backward other units may already be updated, so the run stops "
+        "(--overlap forward skips such steps)",
+        (unsigned long long)step, tensor_name(t, unit, bad->first), (unsigned long long)bad->count,
+        bad->is_nan ? "NaN" : "Inf");
     return -EDOM;
 }
 
@@ -284,7 +289,8 @@ static int norm(struct sw_trainer *t, struct sw_run *run) {
     if (record->apply && bad >= 0) {
         const struct sw_nonfinite *found = &t->norms[bad].bad;
         char why[192];
-        snprintf(why, sizeof(why), "the gradient of %s holds %llu non-finite values (first: %s, rank 0)",
+        snprintf(why, sizeof(why),
+                 "the gradient of %s holds %llu non-finite values (first: %s, rank 0)",
                  tensor_name(t, (uint32_t)bad, found->first), (unsigned long long)found->count,
                  found->is_nan ? "NaN" : "Inf");
         skip(record, why);
@@ -300,11 +306,16 @@ static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_tas
                    struct sw_stream *stream) {
     const struct step_record *record = record_of(t, run, task);
     const struct sw_adam_step *a = &record->adam;
-    t->host_step = (struct sw_device_adam_step){
-        .beta1 = a->beta1, .one_minus_beta1 = a->one_minus_beta1, .beta2 = a->beta2,
-        .one_minus_beta2 = a->one_minus_beta2, .eps = a->eps, .step_size = a->step_size,
-        .rsqrt_bias2 = a->rsqrt_bias2, .grad_scale = a->grad_scale, .decay = record->decay,
-        .apply = (uint32_t)record->apply};
+    t->host_step = (struct sw_device_adam_step){.beta1 = a->beta1,
+                                                .one_minus_beta1 = a->one_minus_beta1,
+                                                .beta2 = a->beta2,
+                                                .one_minus_beta2 = a->one_minus_beta2,
+                                                .eps = a->eps,
+                                                .step_size = a->step_size,
+                                                .rsqrt_bias2 = a->rsqrt_bias2,
+                                                .grad_scale = a->grad_scale,
+                                                .decay = record->decay,
+                                                .apply = (uint32_t)record->apply};
     return t->device.ops->copy_h2d(stream, t->device_step, &t->host_step, sizeof(t->host_step));
 }
 
@@ -350,11 +361,15 @@ void sw_trainer_host_adam(const struct sw_device_adam_step *step,
     struct sw_adam_span out[SPANS_MAX];
     if (!step->apply) return;
     for (int i = 0; i < span_count; i++)
-        out[i] = (struct sw_adam_span){
-            .master = spans[i].master, .momentum = spans[i].momentum,
-            .variance = spans[i].variance, .grad = spans[i].grad, .weight = spans[i].weight,
-            .count = spans[i].count, .decay = spans[i].decays ? step->decay : 1.0f,
-            .grad_dtype = spans[i].grad_dtype, .weight_dtype = spans[i].weight_dtype};
+        out[i] = (struct sw_adam_span){.master = spans[i].master,
+                                       .momentum = spans[i].momentum,
+                                       .variance = spans[i].variance,
+                                       .grad = spans[i].grad,
+                                       .weight = spans[i].weight,
+                                       .count = spans[i].count,
+                                       .decay = spans[i].decays ? step->decay : 1.0f,
+                                       .grad_dtype = spans[i].grad_dtype,
+                                       .weight_dtype = spans[i].weight_dtype};
     sw_adam_update(t->adam_variant, &adam_step, out, span_count, t->options.threads);
 }
 
@@ -408,21 +423,34 @@ static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
     if (task->kind == SW_TASK_BATCH) return batch(t, run, task, stream);
     if (is_cancelled(run, task)) return 0;
     switch (task->kind) {
-    case SW_TASK_FORWARD: return forward(t, task, stream);
-    case SW_TASK_BACKWARD: return backward(t, run, task, stream);
-    case SW_TASK_EVAL_HEAD: return head(t, run, task, stream);
+    case SW_TASK_FORWARD:
+        return forward(t, task, stream);
+    case SW_TASK_BACKWARD:
+        return backward(t, run, task, stream);
+    case SW_TASK_EVAL_HEAD:
+        return head(t, run, task, stream);
     case SW_TASK_LOSS:
         return t->device.ops->copy_d2h(stream, t->host_loss_sums, t->loss_sums,
                                        t->options.accumulate * sizeof(double));
-    case SW_TASK_GATE: return gate(t, run);
-    case SW_TASK_REDUCE: return reduce(t, task, stream);
-    case SW_TASK_GRAD: return grad(t, run, task, stream);
-    case SW_TASK_NORM: return norm(t, run);
-    case SW_TASK_SCALARS: return scalars(t, run, task, stream);
-    case SW_TASK_ADAM: return adam(t, run, task);
-    case SW_TASK_DEVICE_ADAM: return device_adam(t, run, task, stream);
-    case SW_TASK_UPLOAD: return upload(t, run, task, stream);
-    default: assert(!"a task of an NVMe lane"); return -EINVAL;
+    case SW_TASK_GATE:
+        return gate(t, run);
+    case SW_TASK_REDUCE:
+        return reduce(t, task, stream);
+    case SW_TASK_GRAD:
+        return grad(t, run, task, stream);
+    case SW_TASK_NORM:
+        return norm(t, run);
+    case SW_TASK_SCALARS:
+        return scalars(t, run, task, stream);
+    case SW_TASK_ADAM:
+        return adam(t, run, task);
+    case SW_TASK_DEVICE_ADAM:
+        return device_adam(t, run, task, stream);
+    case SW_TASK_UPLOAD:
+        return upload(t, run, task, stream);
+    default:
+        assert(!"a task of an NVMe lane");
+        return -EINVAL;
     }
 }
 

@@ -11,7 +11,9 @@
 
 enum { PAGE = 4096, READ_PIECE = 1 << 18 };
 
-static uint64_t blocks_of(uint64_t elements) { return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK; }
+static uint64_t blocks_of(uint64_t elements) {
+    return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
+}
 
 static uint64_t norm_bytes(const struct sw_trainer *t) {
     uint64_t bytes = 0;
@@ -28,7 +30,8 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->step_rows = (uint64_t)o->micro_batch * o->accumulate;
     t->unit_elements = calloc(t->model.unit_count, sizeof(*t->unit_elements));
     if (!t->unit_elements) return -ENOMEM;
-    for (uint32_t u = 0; u < t->model.unit_count; u++) t->unit_elements[u] = t->model.units[u].count;
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        t->unit_elements[u] = t->model.units[u].count;
     t->input = (struct sw_placement_input){
         .unit_count = t->model.unit_count,
         .micro_count = o->accumulate,
@@ -38,10 +41,11 @@ int sw_trainer_size(struct sw_trainer *t) {
         .grad_dtype = o->grad_dtype,
         .optimizer = o->optimizer,
         .chunk_bytes = o->chunk_bytes,
-        .activation_bytes = sw_round_up(
-            t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
-        .workspace_bytes = sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch,
-                                                    o->seq_len) + norm_bytes(t) + PAGE,
+        .activation_bytes =
+            sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
+        .workspace_bytes =
+            sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch, o->seq_len) +
+            norm_bytes(t) + PAGE,
         .batch_bytes = 2 * sw_round_up(t->micro_tokens * o->accumulate * sizeof(int32_t), PAGE) +
                        sw_round_up(t->micro_tokens * o->accumulate, PAGE),
     };
@@ -64,8 +68,7 @@ static void carve_device(struct sw_trainer *t) {
     t->kept = carve(t, (uint64_t)(units - 1) * o->accumulate * t->input.activation_bytes);
     t->between = carve(t, o->accumulate * t->input.activation_bytes);
     for (int i = 0; i < SW_ACC_SLOTS; i++) t->acc[i] = carve(t, t->placement.acc_slot_bytes);
-    if (t->placement.tied_acc_bytes)
-        t->acc[SW_ACC_SLOTS] = carve(t, t->placement.tied_acc_bytes);
+    if (t->placement.tied_acc_bytes) t->acc[SW_ACC_SLOTS] = carve(t, t->placement.tied_acc_bytes);
     for (int i = 0; i < SW_GRAD_SLOTS && t->placement.grad_slot_bytes; i++)
         t->grad_slots[i] = carve(t, t->placement.grad_slot_bytes);
     for (uint32_t u = 0; u < units && t->placement.grad_resident_bytes; u++)
@@ -161,8 +164,8 @@ int sw_trainer_allocate(struct sw_trainer *t) {
 }
 
 /* Accumulators and gradients have gaps between tensors that no operator writes; slots are shared by
- * units, so only what every unit leaves alone may be trusted: all is zeroed once here and gaps again
- * with each reduction. */
+ * units, so only what every unit leaves alone may be trusted: all is zeroed once here and gaps
+ * again with each reduction. */
 static int zero_slots(struct sw_trainer *t) {
     const struct sw_device_ops *ops = t->device.ops;
     int ret = 0;
@@ -246,7 +249,8 @@ static void describe_store(struct sw_trainer *t) {
     sw_nvme_queue_mode(t->writer, &mode);
     snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files",
              mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
-             mode.fixed_buffers ? "registered" : "plain", mode.fixed_files ? "registered" : "plain");
+             mode.fixed_buffers ? "registered" : "plain",
+             mode.fixed_files ? "registered" : "plain");
 }
 
 int sw_trainer_open_store(struct sw_trainer *t) {

@@ -162,8 +162,7 @@ static int save_stopped(struct sw_trainer *t, uint64_t step) {
 }
 
 static int save_final(struct sw_trainer *t) {
-    const int ret =
-        sw_model_save(&t->model, t->options.out, t->options.dtype, sw_trainer_fetch, t);
+    const int ret = sw_model_save(&t->model, t->options.out, t->options.dtype, sw_trainer_fetch, t);
     if (ret == 0 && t->hooks.on_saved)
         t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);
     return ret;
@@ -266,8 +265,10 @@ int sw_trainer_digest(struct sw_trainer *t, struct sw_digest *digest) {
     int ret = 0;
     for (int i = 0; i < 4; i++) {
         hashes[i] = XXH3_createState();
-        if (!hashes[i]) ret = -ENOMEM;
-        else XXH3_64bits_reset(hashes[i]);
+        if (!hashes[i])
+            ret = -ENOMEM;
+        else
+            XXH3_64bits_reset(hashes[i]);
     }
     if (ret == 0) ret = hash_state(t, hashes);
     if (ret == 0) ret = hash_weights(t, hashes[3]);

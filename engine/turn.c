@@ -21,16 +21,19 @@ const char *sw_lane_name(enum sw_lane lane) {
 }
 
 const char *sw_task_name(enum sw_task_kind kind) {
-    static const char *const names[] = {"fill",    "batch", "forward",     "backward",
-                                        "eval",    "loss",  "gate",        "reduce",
-                                        "grad",    "norm",  "scalars",     "read",
-                                        "adam",    "device adam", "write", "upload"};
+    static const char *const names[] = {
+        "fill", "batch", "forward", "backward", "eval", "loss",        "gate",  "reduce",
+        "grad", "norm",  "scalars", "read",     "adam", "device adam", "write", "upload"};
     return names[kind];
 }
 
-int sw_turn_shape_is_late(const struct sw_turn_shape *shape) { return shape->turning_point > 0; }
+int sw_turn_shape_is_late(const struct sw_turn_shape *shape) {
+    return shape->turning_point > 0;
+}
 
-static int is_late(const struct builder *b, uint32_t unit) { return unit < b->shape->turning_point; }
+static int is_late(const struct builder *b, uint32_t unit) {
+    return unit < b->shape->turning_point;
+}
 
 /* Adds a dependency; -1 is "no such task". Per lane only the latest one matters, as lanes are in
  * order, and a task need not wait for its own lane. */
@@ -122,7 +125,8 @@ static void emit_read(struct builder *b, uint32_t chunk, int32_t position) {
     append(b, task);
 }
 
-/* What every Adam task waits for: permission (the norm of its step, or the loss gate) and the gradient. */
+/* What every Adam task waits for: permission (the norm of its step, or the loss gate) and the
+ * gradient. */
 static void wait_for_gradient(struct builder *b, struct sw_task *task) {
     const struct sw_turn_marks *m = &b->turn->marks;
     if (task->late) {
@@ -155,7 +159,8 @@ static void emit_host_chunk(struct builder *b, uint32_t chunk) {
     adam->emit = emit;
     if (nvme) wait_here(adam, SW_LANE_NVME_READ, (int32_t)t->lane_count[SW_LANE_NVME_READ] - 1);
     wait_for_gradient(b, adam);
-    if (emit >= emit_slots) wait_here(adam, SW_LANE_H2D, m->upload_of_emit[emit - emit_slots]);
+    if (emit >= emit_slots)
+        wait_here(adam, SW_LANE_H2D, m->upload_of_emit[emit - emit_slots]);
     else if (b->prev && (int32_t)b->prev->emit_uses + emit - emit_slots >= 0)
         wait_before(adam, SW_LANE_H2D,
                     b->prev->marks.upload_of_emit[b->prev->emit_uses + emit - emit_slots]);
@@ -182,8 +187,10 @@ static void emit_host_chunk(struct builder *b, uint32_t chunk) {
     upload->emit = emit;
     wait_here(upload, SW_LANE_ADAM, adam_index);
     /* The last backward of the step that made the gradient still read the old weights. */
-    if (!late) wait_here(upload, SW_LANE_COMPUTE, m->backward[unit]);
-    else if (b->prev) wait_before(upload, SW_LANE_COMPUTE, b->prev->marks.backward[unit]);
+    if (!late)
+        wait_here(upload, SW_LANE_COMPUTE, m->backward[unit]);
+    else if (b->prev)
+        wait_before(upload, SW_LANE_COMPUTE, b->prev->marks.backward[unit]);
     m->upload[unit] = append(b, upload);
     m->upload_of_emit[emit] = m->upload[unit];
 }
@@ -207,8 +214,10 @@ static void emit_device_chunk(struct builder *b, uint32_t chunk) {
 static void emit_update(struct builder *b, uint32_t unit) {
     const struct sw_placement *p = b->shape->placement;
     for (uint32_t c = p->unit_first_chunk[unit]; c < p->unit_first_chunk[unit + 1]; c++) {
-        if (p->chunks[c].tier == SW_TIER_DEVICE) emit_device_chunk(b, c);
-        else emit_host_chunk(b, c);
+        if (p->chunks[c].tier == SW_TIER_DEVICE)
+            emit_device_chunk(b, c);
+        else
+            emit_host_chunk(b, c);
     }
 }
 
@@ -225,8 +234,7 @@ static void emit_scalars(struct builder *b, int late) {
         if (b->prev) {
             wait_before(task, SW_LANE_CONTROL, b->prev->marks.norm);
             /* The last device Adam of that turn has read the scalars that this replaces. */
-            wait_before(task, SW_LANE_COMPUTE,
-                        (int32_t)b->prev->lane_count[SW_LANE_COMPUTE] - 1);
+            wait_before(task, SW_LANE_COMPUTE, (int32_t)b->prev->lane_count[SW_LANE_COMPUTE] - 1);
         }
     } else {
         /* Late device Adams of this turn are over before any loss exists: compute is in order. */
@@ -247,8 +255,10 @@ static void emit_compute(struct builder *b, enum sw_task_kind kind, uint32_t uni
         task->micro = i;
         if (unit == 0) /* tokens; the head's targets came with them */
             wait_here(task, SW_LANE_H2D, m->batch_last - (int32_t)(micros - 1 - i));
-        if (m->upload[unit] >= 0 && is_late(b, unit)) wait_here(task, SW_LANE_H2D, m->upload[unit]);
-        else if (b->prev) wait_before(task, SW_LANE_H2D, b->prev->marks.upload[unit]);
+        if (m->upload[unit] >= 0 && is_late(b, unit))
+            wait_here(task, SW_LANE_H2D, m->upload[unit]);
+        else if (b->prev)
+            wait_before(task, SW_LANE_H2D, b->prev->marks.upload[unit]);
         if (unit == head && b->prev) /* the host has taken the last loss sums */
             wait_before(task, SW_LANE_D2H, b->prev->marks.loss);
         if (kind == SW_TASK_BACKWARD && i == 0 && !(b->shape->tied && unit == 0)) {
@@ -300,8 +310,7 @@ static void emit_reduce(struct builder *b, uint32_t unit) {
         wait_before(reduce, SW_LANE_D2H, b->prev->marks.grad[unit]);
         for (uint32_t o = b->shape->unit_count; order < SW_GRAD_SLOTS && o-- > 0;)
             if (o % SW_GRAD_SLOTS == order) {
-                wait_before(reduce, SW_LANE_D2H,
-                            b->prev->marks.grad[b->shape->unit_count - 1 - o]);
+                wait_before(reduce, SW_LANE_D2H, b->prev->marks.grad[b->shape->unit_count - 1 - o]);
                 break;
             }
     }
@@ -310,8 +319,10 @@ static void emit_reduce(struct builder *b, uint32_t unit) {
     struct sw_task *grad = new_task(SW_TASK_GRAD, SW_LANE_D2H);
     grad->unit = unit;
     wait_here(grad, SW_LANE_COMM, m->reduce[unit]);
-    if (is_late(b, unit)) wait_here(grad, SW_LANE_ADAM, m->adam[unit]); /* it read the host slot */
-    else if (b->prev) wait_before(grad, SW_LANE_ADAM, b->prev->marks.adam[unit]);
+    if (is_late(b, unit))
+        wait_here(grad, SW_LANE_ADAM, m->adam[unit]); /* it read the host slot */
+    else if (b->prev)
+        wait_before(grad, SW_LANE_ADAM, b->prev->marks.adam[unit]);
     if (b->prev) wait_before(grad, SW_LANE_CONTROL, b->prev->marks.norm);
     m->grad[unit] = append(b, grad);
 }
@@ -404,9 +415,12 @@ int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum 
     m->write_of_slot = marks_alloc(&b, chunks);
     m->upload_of_emit = marks_alloc(&b, chunks);
     if (!b.failed) {
-        if (kind == SW_TURN_TRAIN) build_train(&b, has_late);
-        else if (kind == SW_TURN_DRAIN) build_drain(&b);
-        else build_eval(&b);
+        if (kind == SW_TURN_TRAIN)
+            build_train(&b, has_late);
+        else if (kind == SW_TURN_DRAIN)
+            build_drain(&b);
+        else
+            build_eval(&b);
     }
     if (!b.failed) index_lanes(&b);
     if (!b.failed) return 0;

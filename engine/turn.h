@@ -7,9 +7,10 @@
  *
  * Layer-major: every micro-batch passes one unit before the next unit starts. The update of a unit
  * happens in one of two places. LATE units are updated in the turn after their gradient, beside its
- * forward pass in the order of need; the others in the turn of their gradient, as it arrives (backward
- * mode) or after the norm (none). Slots are rings: a position counts uses of a ring within a turn, the
- * executor adds the count of earlier turns and takes the remainder. Threads: read-only once built. */
+ * forward pass in the order of need; the others in the turn of their gradient, as it arrives
+ * (backward mode) or after the norm (none). Slots are rings: a position counts uses of a ring
+ * within a turn, the executor adds the count of earlier turns and takes the remainder. Threads:
+ * read-only once built. */
 #ifndef ENGINE_TURN_H
 #define ENGINE_TURN_H
 #include <stdint.h>
@@ -29,23 +30,26 @@ enum sw_lane {
     SW_LANE_COUNT
 };
 
-static inline int sw_lane_on_device(enum sw_lane lane) { return lane <= SW_LANE_COMM; }
+static inline int sw_lane_on_device(enum sw_lane lane) {
+    return lane <= SW_LANE_COMM;
+}
 const char *sw_lane_name(enum sw_lane lane);
 
 enum sw_task_kind {
-    SW_TASK_FILL,        /* data: rows of the step into host staging */
-    SW_TASK_BATCH,       /* h2d: micro-batch m's tokens, targets and mask */
-    SW_TASK_FORWARD,     /* compute: unit u, micro-batch m */
-    SW_TASK_BACKWARD,    /* compute: recompute and backward; the head's is forward, loss and backward */
-    SW_TASK_EVAL_HEAD,   /* compute: head forward and loss alone */
-    SW_TASK_LOSS,        /* d2h: loss sums of all micro-batches */
-    SW_TASK_GATE,        /* control: is the loss finite (backward mode), or the sum of an evaluation */
-    SW_TASK_REDUCE,      /* comm: round the accumulated gradient, block norms */
-    SW_TASK_GRAD,        /* d2h: rounded gradient and block norms of unit u */
-    SW_TASK_NORM,        /* control: global norm, clip factor, apply */
-    SW_TASK_SCALARS,     /* h2d: the scalars of a device Adam */
-    SW_TASK_READ,        /* nvme read: chunk c into its slot */
-    SW_TASK_ADAM,        /* adam: chunk c */
+    SW_TASK_FILL,      /* data: rows of the step into host staging */
+    SW_TASK_BATCH,     /* h2d: micro-batch m's tokens, targets and mask */
+    SW_TASK_FORWARD,   /* compute: unit u, micro-batch m */
+    SW_TASK_BACKWARD,  /* compute: recompute and backward; the head's is forward, loss and backward
+                        */
+    SW_TASK_EVAL_HEAD, /* compute: head forward and loss alone */
+    SW_TASK_LOSS,      /* d2h: loss sums of all micro-batches */
+    SW_TASK_GATE,    /* control: is the loss finite (backward mode), or the sum of an evaluation */
+    SW_TASK_REDUCE,  /* comm: round the accumulated gradient, block norms */
+    SW_TASK_GRAD,    /* d2h: rounded gradient and block norms of unit u */
+    SW_TASK_NORM,    /* control: global norm, clip factor, apply */
+    SW_TASK_SCALARS, /* h2d: the scalars of a device Adam */
+    SW_TASK_READ,    /* nvme read: chunk c into its slot */
+    SW_TASK_ADAM,    /* adam: chunk c */
     SW_TASK_DEVICE_ADAM, /* compute: chunk c */
     SW_TASK_WRITE,       /* nvme write: chunk c from its slot */
     SW_TASK_UPLOAD,      /* h2d: chunk c's emitted weights */
@@ -63,7 +67,7 @@ enum { SW_DEPS_MAX = SW_LANE_COUNT };
 
 struct sw_task {
     uint8_t kind, lane;
-    uint8_t late;      /* belongs to the update of the step before this turn's */
+    uint8_t late; /* belongs to the update of the step before this turn's */
     uint8_t dep_count;
     uint32_t unit, micro, chunk;
     int32_t slot; /* position in the chunk-slot ring (READ, ADAM, WRITE of NVMe chunks), else -1 */
@@ -81,7 +85,8 @@ struct sw_turn_shape {
 
 enum sw_turn_kind { SW_TURN_TRAIN, SW_TURN_DRAIN, SW_TURN_EVAL };
 
-/* Where the tasks are that the next turn may wait for; -1 when absent. Indices count in their lanes. */
+/* Where the tasks are that the next turn may wait for; -1 when absent. Indices count in their
+ * lanes. */
 struct sw_turn_marks {
     int32_t fill, batch_last, loss, gate, norm, scalars;
     int32_t *backward, *reduce, *grad; /* by unit: last micro-batch's backward */
@@ -104,8 +109,8 @@ struct sw_turn {
     struct sw_turn_marks marks;
 };
 
-/* Builds a turn. has_late: the turn before left late updates open (always so for a drain). prev: the
- * turn that runs before without the lanes being idle in between, or NULL. 0 or -ENOMEM. */
+/* Builds a turn. has_late: the turn before left late updates open (always so for a drain). prev:
+ * the turn that runs before without the lanes being idle in between, or NULL. 0 or -ENOMEM. */
 int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum sw_turn_kind kind,
                   int has_late, const struct sw_turn *prev);
 void sw_turn_free(struct sw_turn *turn);
@@ -113,10 +118,11 @@ void sw_turn_free(struct sw_turn *turn);
 /* Whether a shape leaves any update to the following turn. */
 int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
 
-/* Checks the invariants over a sequence of turns that run back to back from idle lanes, ending in idle
- * lanes: every read finds what an earlier task in its ancestry filled, no slot is reused before its
- * last reader, each trained parameter is updated exactly once per step, lane orders are topological,
- * only copies cross between host and device. Returns 0, or -EINVAL with the first violation in `why`. */
+/* Checks the invariants over a sequence of turns that run back to back from idle lanes, ending in
+ * idle lanes: every read finds what an earlier task in its ancestry filled, no slot is reused
+ * before its last reader, each trained parameter is updated exactly once per step, lane orders are
+ * topological, only copies cross between host and device. Returns 0, or -EINVAL with the first
+ * violation in `why`. */
 int sw_turn_check(const struct sw_turn_shape *shape, const struct sw_turn *const *turns, int count,
                   char *why, uint32_t why_size);
 

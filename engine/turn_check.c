@@ -1,9 +1,11 @@
-/* engine/turn_check.c - proves a sequence of turns right, by following every task's reads and writes.
+/* engine/turn_check.c - proves a sequence of turns right, by following every task's reads and
+ * writes.
  *
- * Each task gets a vector clock: per lane, how many tasks are surely over when it starts. A resource
- * (a slot, a weight, a record) remembers who wrote it last, what it holds (a tag: chunk and update
- * count, or turn and unit), and who has read it since. A read must find the tag it expects from a writer in its
- * ancestry; a write must have the last writer and every reader in its ancestry. */
+ * Each task gets a vector clock: per lane, how many tasks are surely over when it starts. A
+ * resource (a slot, a weight, a record) remembers who wrote it last, what it holds (a tag: chunk
+ * and update count, or turn and unit), and who has read it since. A read must find the tag it
+ * expects from a writer in its ancestry; a write must have the last writer and every reader in its
+ * ancestry. */
 #include "engine/turn.h"
 
 #include <assert.h>
@@ -14,14 +16,43 @@
 #include <string.h>
 
 enum family {
-    STAGING, BATCH, WEIGHT, KEPT, GRAD_X, ACC, GRAD_DEVICE, NORM_DEVICE, GRAD_HOST, NORM_HOST,
-    LOSS_DEVICE, LOSS_HOST, VERDICT, SCALARS, SLOT, EMIT, STATE, FAMILY_COUNT
+    STAGING,
+    BATCH,
+    WEIGHT,
+    KEPT,
+    GRAD_X,
+    ACC,
+    GRAD_DEVICE,
+    NORM_DEVICE,
+    GRAD_HOST,
+    NORM_HOST,
+    LOSS_DEVICE,
+    LOSS_HOST,
+    VERDICT,
+    SCALARS,
+    SLOT,
+    EMIT,
+    STATE,
+    FAMILY_COUNT
 };
 
-static const char *const family_names[] = {
-    "staging", "batch", "weights of chunk", "kept input", "gradient between units", "accumulator",
-    "rounded gradient", "block norms", "host gradient", "host norms", "loss sums", "host loss sums",
-    "verdict", "scalars", "chunk slot", "emit slot", "record"};
+static const char *const family_names[] = {"staging",
+                                           "batch",
+                                           "weights of chunk",
+                                           "kept input",
+                                           "gradient between units",
+                                           "accumulator",
+                                           "rounded gradient",
+                                           "block norms",
+                                           "host gradient",
+                                           "host norms",
+                                           "loss sums",
+                                           "host loss sums",
+                                           "verdict",
+                                           "scalars",
+                                           "chunk slot",
+                                           "emit slot",
+                                           "record"};
 
 struct resource {
     uint64_t tag;
@@ -38,7 +69,7 @@ struct checker {
     const struct sw_turn_shape *shape;
     struct resource *resources;
     uint64_t family_first[FAMILY_COUNT + 1];
-    struct clock *clocks[2]; /* by task, of this turn and the one before */
+    struct clock *clocks[2];     /* by task, of this turn and the one before */
     int64_t base[SW_LANE_COUNT]; /* tasks of earlier turns */
     uint64_t slot_base, emit_base;
     uint64_t step; /* of the turn at hand; the last one trained for drains and evaluations */
@@ -75,8 +106,8 @@ static struct resource *find(struct checker *c, enum family f, uint64_t i) {
 static void reads(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
     struct resource *r = find(c, f, i);
     if (r->tag != tag)
-        fail(c, "reads %s %llu holding %llx, expected %llx", family_names[f],
-             (unsigned long long)i, (unsigned long long)r->tag, (unsigned long long)tag);
+        fail(c, "reads %s %llu holding %llx, expected %llx", family_names[f], (unsigned long long)i,
+             (unsigned long long)r->tag, (unsigned long long)tag);
     else if (c->now.over[r->write_lane] < r->write_index)
         fail(c, "reads %s %llu without waiting for its writer on lane %s", family_names[f],
              (unsigned long long)i, sw_lane_name((enum sw_lane)r->write_lane));
@@ -96,17 +127,25 @@ static void writes(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
 }
 
 /* Tags. Zero is "never filled", so every other tag is at least 1. */
-static uint64_t turn_tag(const struct checker *c) { return c->turn_number + 1; }
+static uint64_t turn_tag(const struct checker *c) {
+    return c->turn_number + 1;
+}
 static uint64_t unit_tag(const struct checker *c, uint64_t unit) {
     return (turn_tag(c) << 24) | (unit + 1);
 }
 static uint64_t micro_tag(const struct checker *c, uint64_t unit, uint64_t micro) {
     return (unit_tag(c, unit) << 16) | (micro + 1);
 }
-static uint64_t chunk_tag(uint64_t chunk, uint64_t step) { return ((chunk + 1) << 24) | (step + 1); }
-static uint64_t step_tag(uint64_t step) { return step + 1; }
+static uint64_t chunk_tag(uint64_t chunk, uint64_t step) {
+    return ((chunk + 1) << 24) | (step + 1);
+}
+static uint64_t step_tag(uint64_t step) {
+    return step + 1;
+}
 
-static uint64_t task_step(const struct checker *c) { return c->step - c->task->late; }
+static uint64_t task_step(const struct checker *c) {
+    return c->step - c->task->late;
+}
 
 static void reads_weights(struct checker *c, uint32_t unit) {
     const struct sw_placement *p = c->shape->placement;
@@ -128,7 +167,8 @@ static uint64_t grad_slot_of(const struct checker *c, uint32_t unit) {
 static void accumulates(struct checker *c, uint32_t unit, uint64_t acc) {
     const uint32_t m = c->task->micro, micros = c->shape->micro_count;
     const int shared = c->shape->tied && acc == SW_ACC_SLOTS;
-    if (m > 0) reads(c, ACC, acc, micro_tag(c, unit, m - 1));
+    if (m > 0)
+        reads(c, ACC, acc, micro_tag(c, unit, m - 1));
     else if (shared && unit == 0)
         reads(c, ACC, acc, micro_tag(c, c->shape->unit_count - 1, micros - 1));
     writes(c, ACC, acc, micro_tag(c, unit, m));
@@ -193,18 +233,24 @@ static void follow(struct checker *c) {
     const struct sw_task *t = c->task;
     const uint32_t u = t->unit, m = t->micro, micros = c->shape->micro_count;
     switch (t->kind) {
-    case SW_TASK_FILL: writes(c, STAGING, 0, turn_tag(c)); break;
+    case SW_TASK_FILL:
+        writes(c, STAGING, 0, turn_tag(c));
+        break;
     case SW_TASK_BATCH:
         reads(c, STAGING, 0, turn_tag(c));
         writes(c, BATCH, m, turn_tag(c));
         break;
     case SW_TASK_FORWARD:
-        if (u == 0) reads(c, BATCH, m, turn_tag(c));
-        else reads(c, KEPT, u * micros + m, turn_tag(c));
+        if (u == 0)
+            reads(c, BATCH, m, turn_tag(c));
+        else
+            reads(c, KEPT, u * micros + m, turn_tag(c));
         reads_weights(c, u);
         writes(c, KEPT, (u + 1) * micros + m, turn_tag(c));
         break;
-    case SW_TASK_BACKWARD: follow_backward(c); break;
+    case SW_TASK_BACKWARD:
+        follow_backward(c);
+        break;
     case SW_TASK_EVAL_HEAD:
         reads(c, BATCH, m, turn_tag(c));
         reads(c, KEPT, u * micros + m, turn_tag(c));
@@ -242,7 +288,9 @@ static void follow(struct checker *c) {
         reads(c, VERDICT, task_step(c) % 4, step_tag(task_step(c)));
         writes(c, SCALARS, 0, step_tag(task_step(c)));
         break;
-    default: follow_update(c); break;
+    default:
+        follow_update(c);
+        break;
     }
 }
 
@@ -252,14 +300,16 @@ static int allowed(enum sw_lane waiter, enum sw_lane waited) {
     return waited != SW_LANE_COMPUTE && waited != SW_LANE_COMM;
 }
 
-/* The clock of the task at hand: its lane's predecessor and every dependency, with all before them. */
+/* The clock of the task at hand: its lane's predecessor and every dependency, with all before them.
+ */
 static void take_clock(struct checker *c, const struct sw_turn *turn, const struct sw_turn *prev,
                        const int64_t next[SW_LANE_COUNT]) {
     const struct sw_task *t = c->task;
     struct clock *now = &c->now;
     const int64_t lane_index = next[t->lane];
     memset(now, 0, sizeof(*now));
-    if (lane_index > 0) *now = c->clocks[0][turn->lane_tasks[t->lane][lane_index - 1]];
+    if (lane_index > 0)
+        *now = c->clocks[0][turn->lane_tasks[t->lane][lane_index - 1]];
     else if (prev && prev->lane_count[t->lane] > 0)
         *now = c->clocks[1][prev->lane_tasks[t->lane][prev->lane_count[t->lane] - 1]];
     for (uint32_t d = 0; d < t->dep_count; d++) {
@@ -302,12 +352,23 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
     const struct sw_turn_shape *s = c->shape;
     const struct sw_placement *p = s->placement;
     const uint64_t units = s->unit_count, micros = s->micro_count, chunks = p->chunk_count;
-    const uint64_t counts[FAMILY_COUNT] = {
-        [STAGING] = 1, [BATCH] = micros, [WEIGHT] = chunks, [KEPT] = (units + 1) * micros,
-        [GRAD_X] = micros, [ACC] = SW_ACC_SLOTS + 1, [GRAD_DEVICE] = units + SW_GRAD_SLOTS,
-        [NORM_DEVICE] = units, [GRAD_HOST] = units, [NORM_HOST] = units, [LOSS_DEVICE] = micros,
-        [LOSS_HOST] = 1, [VERDICT] = 4, [SCALARS] = 1, [SLOT] = p->chunk_slots,
-        [EMIT] = p->emit_slots, [STATE] = chunks};
+    const uint64_t counts[FAMILY_COUNT] = {[STAGING] = 1,
+                                           [BATCH] = micros,
+                                           [WEIGHT] = chunks,
+                                           [KEPT] = (units + 1) * micros,
+                                           [GRAD_X] = micros,
+                                           [ACC] = SW_ACC_SLOTS + 1,
+                                           [GRAD_DEVICE] = units + SW_GRAD_SLOTS,
+                                           [NORM_DEVICE] = units,
+                                           [GRAD_HOST] = units,
+                                           [NORM_HOST] = units,
+                                           [LOSS_DEVICE] = micros,
+                                           [LOSS_HOST] = 1,
+                                           [VERDICT] = 4,
+                                           [SCALARS] = 1,
+                                           [SLOT] = p->chunk_slots,
+                                           [EMIT] = p->emit_slots,
+                                           [STATE] = chunks};
     for (int f = 0; f < FAMILY_COUNT; f++) c->family_first[f + 1] = c->family_first[f] + counts[f];
     c->resources = calloc(c->family_first[FAMILY_COUNT], sizeof(*c->resources));
     c->clocks[0] = calloc(tasks_max + 1, sizeof(struct clock));

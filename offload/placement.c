@@ -95,12 +95,14 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
     uint64_t weights = 0, host_grads = 0;
     for (uint32_t u = 0; u < in->unit_count; u++) {
         weights += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->dtype), PAGE_BYTES);
-        host_grads += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
+        host_grads +=
+            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
     }
     if (in->optimizer == SW_TIER_DEVICE) host_grads = 0;
     const struct sw_byte_row all[] = {
         {"weights", SW_TIER_DEVICE, weights},
-        {"kept inputs", SW_TIER_DEVICE, (in->unit_count - 1) * in->micro_count * in->activation_bytes},
+        {"kept inputs", SW_TIER_DEVICE,
+         (in->unit_count - 1) * in->micro_count * in->activation_bytes},
         {"gradient between units", SW_TIER_DEVICE, in->micro_count * in->activation_bytes},
         {"gradient accumulators (FP32)", SW_TIER_DEVICE,
          SW_ACC_SLOTS * p->acc_slot_bytes + p->tied_acc_bytes},

@@ -1,8 +1,8 @@
-/* offload/placement.h - which bytes live where: the chunks of the optimizer state and the size of every
- * pool, decided before anything is loaded.
+/* offload/placement.h - which bytes live where: the chunks of the optimizer state and the size of
+ * every pool, decided before anything is loaded.
  *
- * A pure function of plain numbers: it reads no file and touches no device. What the byte table says
- * is what the run allocates. */
+ * A pure function of plain numbers: it reads no file and touches no device. What the byte table
+ * says is what the run allocates. */
 #ifndef OFFLOAD_PLACEMENT_H
 #define OFFLOAD_PLACEMENT_H
 #include <stddef.h>
@@ -28,10 +28,10 @@ struct sw_placement_input {
     int tied;                      /* unit 0's accumulator is its own */
     enum sw_dtype dtype, grad_dtype;
     enum sw_tier optimizer;
-    uint64_t chunk_bytes;           /* of a record; at least SW_CHUNK_BYTES_MIN */
-    uint64_t activation_bytes;      /* one unit input of one micro-batch */
-    uint64_t workspace_bytes;       /* of the compute lane */
-    uint64_t batch_bytes;           /* token ids, targets and masks of one step */
+    uint64_t chunk_bytes;      /* of a record; at least SW_CHUNK_BYTES_MIN */
+    uint64_t activation_bytes; /* one unit input of one micro-batch */
+    uint64_t workspace_bytes;  /* of the compute lane */
+    uint64_t batch_bytes;      /* token ids, targets and masks of one step */
 };
 
 #define SW_CHUNK_BYTES_MIN 12288u
@@ -41,15 +41,15 @@ enum { SW_ACC_SLOTS = 2, SW_GRAD_SLOTS = 2, SW_CHUNK_SLOTS_MAX = 12, SW_EMIT_SLO
 struct sw_placement {
     uint32_t unit_count;
     uint32_t chunk_count;
-    struct sw_chunk *chunks;   /* by unit, ascending */
+    struct sw_chunk *chunks;    /* by unit, ascending */
     uint32_t *unit_first_chunk; /* unit_count + 1 entries */
 
     uint32_t chunk_slots, emit_slots; /* rings for NVMe chunks and for weights on their way up */
     uint64_t chunk_slot_bytes, emit_slot_bytes;
-    uint64_t acc_slot_bytes;      /* FP32 accumulators; SW_ACC_SLOTS of them */
-    uint64_t tied_acc_bytes;      /* the tied embedding's own; 0 when untied */
-    uint64_t grad_slot_bytes;     /* rounded gradients on the device; SW_GRAD_SLOTS of them, unless */
-    uint64_t grad_resident_bytes; /* they stay on the device: all units */
+    uint64_t acc_slot_bytes;  /* FP32 accumulators; SW_ACC_SLOTS of them */
+    uint64_t tied_acc_bytes;  /* the tied embedding's own; 0 when untied */
+    uint64_t grad_slot_bytes; /* rounded gradients on the device; SW_GRAD_SLOTS of them, unless */
+    uint64_t grad_resident_bytes;        /* they stay on the device: all units */
     uint64_t state_bytes[SW_TIER_COUNT]; /* records per tier, one home each */
 };
 

@@ -140,7 +140,7 @@ class Run:
     rc: exit status, or -signal. stdout, stderr: text. seconds: wall time.
     io: the kernel's /proc/PID/io at exit, with read_bytes and write_bytes (what went to and came
         from storage; the page cache's hits count as none, dirtied pages count at once) and
-        cancelled_write_bytes. None if the kernel did not tell.
+        for root also cancelled_write_bytes.
     usage: os.wait4's, with ru_inblock and ru_oublock in units of 512 bytes.
     peak_private_bytes: the highest RssAnon + RssShmem seen, sampled; 0 without sample=True."""
 
@@ -238,9 +238,12 @@ class Process:
         run, self._over = self.run, True
         try:
             run.io = _read_fields(f"/proc/{self.pid}/io")
-        except OSError:
+        except OSError:  # root alone may look at a zombie's
             run.io = None
         _, status, run.usage = os.wait4(self.pid, 0)
+        if run.io is None:  # the same counters in units of 512 bytes
+            run.io = {"read_bytes": run.usage.ru_inblock * 512,
+                      "write_bytes": run.usage.ru_oublock * 512}
         self._child.returncode = run.rc = os.waitstatus_to_exitcode(status)
         run.seconds = time.monotonic() - self._start
         for thread in self._threads:

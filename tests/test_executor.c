@@ -1,6 +1,6 @@
-/* The executor must start a task only when everything that it waits for is over, run each task once, keep
- * lane order, and end every wait on an abort. Tasks here do nothing but take a random time; what
- * is over is recorded by the test itself. */
+/* The executor must start a task only when everything that it waits for is over, run each task
+ * once, keep lane order, and end every wait on an abort. Tasks here do nothing but take a random
+ * time; what is over is recorded by the test itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -40,7 +40,8 @@ static void pause_randomly(struct watch *w, int lane) {
     if (r % 4 == 0) usleep(r % 300);
 }
 
-/* A task may start when its dependencies and its lane's predecessor are over. run->step counts turns here. */
+/* A task may start when its dependencies and its lane's predecessor are over. run->step counts
+ * turns here. */
 static void check_start(struct watch *w, const struct sw_run *run, const struct sw_task *task) {
     for (uint32_t d = 0; d < task->dep_count; d++) {
         const struct sw_dep *dep = &task->deps[d];
@@ -103,14 +104,22 @@ struct setup {
 static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier tier, int fail_kind) {
     uint64_t elements[UNITS];
     for (int u = 0; u < UNITS; u++) elements[u] = 128u * (10 + 7u * (unsigned)u);
-    const struct sw_placement_input input = {
-        .unit_count = UNITS, .micro_count = 2, .unit_elements = elements, .tied = 1,
-        .optimizer = tier, .chunk_bytes = 30000, .activation_bytes = 4096};
+    const struct sw_placement_input input = {.unit_count = UNITS,
+                                             .micro_count = 2,
+                                             .unit_elements = elements,
+                                             .tied = 1,
+                                             .optimizer = tier,
+                                             .chunk_bytes = 30000,
+                                             .activation_bytes = 4096};
     assert_int_equal(sw_placement_build(&s->placement, &input), 0);
-    s->shape = (struct sw_turn_shape){
-        .unit_count = UNITS, .micro_count = 2, .tied = 1, .overlap = overlap,
-        .turning_point = overlap == SW_OVERLAP_NONE ? 0 : overlap == SW_OVERLAP_FORWARD ? UNITS : 2,
-        .placement = &s->placement};
+    s->shape = (struct sw_turn_shape){.unit_count = UNITS,
+                                      .micro_count = 2,
+                                      .tied = 1,
+                                      .overlap = overlap,
+                                      .turning_point = overlap == SW_OVERLAP_NONE      ? 0
+                                                       : overlap == SW_OVERLAP_FORWARD ? UNITS
+                                                                                       : 2,
+                                      .placement = &s->placement};
     const int late = sw_turn_shape_is_late(&s->shape);
     assert_int_equal(sw_turn_build(&s->first, &s->shape, SW_TURN_TRAIN, 0, NULL), 0);
     assert_int_equal(sw_turn_build(&s->second, &s->shape, SW_TURN_TRAIN, late, &s->first), 0);
@@ -121,8 +130,10 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     assert_int_equal(sw_device_host_open(&s->device, &options), 0);
     s->watch = calloc(1, sizeof(*s->watch));
     s->watch->fail_kind = fail_kind;
-    for (int l = 0; l < SW_LANE_COUNT; l++) s->watch->seed[l] = (unsigned)time(NULL) + 77u * (unsigned)l;
-    assert_int_equal(sw_executor_open(&s->executor, &s->device, &ops, s->watch, TASKS_MAX, TASKS_MAX), 0);
+    for (int l = 0; l < SW_LANE_COUNT; l++)
+        s->watch->seed[l] = (unsigned)time(NULL) + 77u * (unsigned)l;
+    assert_int_equal(
+        sw_executor_open(&s->executor, &s->device, &ops, s->watch, TASKS_MAX, TASKS_MAX), 0);
 }
 
 static void close_setup(struct setup *s) {
@@ -136,7 +147,8 @@ static void close_setup(struct setup *s) {
     free(s->watch);
 }
 
-static int push(struct setup *s, const struct sw_turn *turn, uint64_t number, struct sw_run **last) {
+static int push(struct setup *s, const struct sw_turn *turn, uint64_t number,
+                struct sw_run **last) {
     int ret;
     while ((ret = sw_executor_push(s->executor, turn, number, *last)) == -EAGAIN) {
         ret = sw_executor_wait(s->executor);
@@ -155,7 +167,8 @@ static int push_all(struct setup *s) {
     return ret ? ret : sw_executor_idle(s->executor);
 }
 
-static const enum sw_overlap overlaps[] = {SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD};
+static const enum sw_overlap overlaps[] = {SW_OVERLAP_NONE, SW_OVERLAP_FORWARD,
+                                           SW_OVERLAP_BACKWARD};
 
 static void tasks_start_after_what_they_wait_for(void **state) {
     (void)state;
@@ -177,8 +190,10 @@ static void a_failure_ends_every_wait(void **state) {
     (void)state;
     for (int kind = 0; kind < SW_TASK_KIND_COUNT; kind++) {
         struct setup s = {0};
-        open_setup(&s, SW_OVERLAP_FORWARD, kind == SW_TASK_DEVICE_ADAM || kind == SW_TASK_SCALARS
-                                               ? SW_TIER_DEVICE : SW_TIER_NVME, kind);
+        open_setup(&s, SW_OVERLAP_FORWARD,
+                   kind == SW_TASK_DEVICE_ADAM || kind == SW_TASK_SCALARS ? SW_TIER_DEVICE
+                                                                          : SW_TIER_NVME,
+                   kind);
         const int used = kind != SW_TASK_GATE && kind != SW_TASK_EVAL_HEAD;
         assert_int_equal(push_all(&s), used ? -EIO : 0);
         close_setup(&s);
@@ -198,8 +213,8 @@ static void closing_while_turns_run_is_safe(void **state) {
     }
 }
 
-/* A run whose times are made up: the path from the task that ended last follows whichever predecessor
- * ended last. */
+/* A run whose times are made up: the path from the task that ended last follows whichever
+ * predecessor ended last. */
 static void the_step_clock_is_the_longest_on_the_path(void **state) {
     (void)state;
     struct setup s = {0};

@@ -1,12 +1,13 @@
-/* The decoder put together from operators: angles of the rotary embedding against Hugging Face's, and
- * the gradient of every tensor against central differences of the loss, for shapes that the bundled model
- * does not have (untied head, head_dim other than hidden / heads, grouped queries, scaled angles).
+/* The decoder put together from operators: angles of the rotary embedding against Hugging Face's,
+ * and the gradient of every tensor against central differences of the loss, for shapes that the
+ * bundled model does not have (untied head, head_dim other than hidden / heads, grouped queries,
+ * scaled angles).
  *
  * Along a tensor's own gradient g of norm G the loss must fall by G per unit step. The difference
- * quotient over 2 h has an error of rounding, about 2^-24 * loss * sqrt(operations that matter) / h, here
- * at most 1e-6 * 6 / h, and of curvature, h^2 / 6 times the third derivative. With h chosen so that the loss
- * moves by 1e-2 the first is 6e-4 of the quotient and the second at most 2e-3: the limit is 3e-3, and a
- * missing or doubled term is 100%. */
+ * quotient over 2 h has an error of rounding, about 2^-24 * loss * sqrt(operations that matter) /
+ * h, here at most 1e-6 * 6 / h, and of curvature, h^2 / 6 times the third derivative. With h chosen
+ * so that the loss moves by 1e-2 the first is 6e-4 of the quotient and the second at most 2e-3: the
+ * limit is 3e-3, and a missing or doubled term is 100%. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,17 +26,29 @@ enum { BATCH = 2, TIME = 9, TOKENS = BATCH * TIME, VOCAB = 40 };
 static void angles_are_hugging_faces(void **state) {
     (void)state;
     /* transformers 5.24.0, ROPE_INIT_FUNCTIONS, head_dim 16 */
-    static const double llama3[] = {1.0, 0.07940301299095154, 0.004700753837823868,
-                                    0.0009115831344388425, 0.00017677668074611574,
-                                    3.428102354519069e-05, 6.647869668086059e-06,
+    static const double llama3[] = {1.0,
+                                    0.07940301299095154,
+                                    0.004700753837823868,
+                                    0.0009115831344388425,
+                                    0.00017677668074611574,
+                                    3.428102354519069e-05,
+                                    6.647869668086059e-06,
                                     1.289173155782919e-06};
-    static const double linear[] = {0.25, 0.07905694097280502, 0.02500000037252903,
-                                    0.007905694656074047, 0.0024999999441206455,
-                                    0.0007905694656074047, 0.0002500000118743628,
+    static const double linear[] = {0.25,
+                                    0.07905694097280502,
+                                    0.02500000037252903,
+                                    0.007905694656074047,
+                                    0.0024999999441206455,
+                                    0.0007905694656074047,
+                                    0.0002500000118743628,
                                     7.905694656074047e-05};
-    struct sw_model_config c = {.head_dim = 16, .rope_kind = SW_ROPE_LLAMA3, .rope_theta = 500000,
-                                .rope_factor = 8, .rope_low_freq_factor = 1,
-                                .rope_high_freq_factor = 4, .rope_original_positions = 64};
+    struct sw_model_config c = {.head_dim = 16,
+                                .rope_kind = SW_ROPE_LLAMA3,
+                                .rope_theta = 500000,
+                                .rope_factor = 8,
+                                .rope_low_freq_factor = 1,
+                                .rope_high_freq_factor = 4,
+                                .rope_original_positions = 64};
     double f[8];
     sw_llama_rope_frequencies(&c, f); /* theirs are FP32: 2^-23 relative, a few operations */
     for (int i = 0; i < 8; i++) assert_true(fabs(f[i] - llama3[i]) <= 1e-6 * llama3[i]);
@@ -79,7 +92,8 @@ static void open_rig(struct rig *r, const char *dir) {
     const uint64_t bytes = sw_llama_workspace_bytes(&r->model, &r->device, SW_FP32, BATCH, TIME);
     assert_int_equal(ops->alloc(r->device.device, bytes, &r->workspace), 0);
     assert_int_equal(sw_llama_open(&r->llama, &r->model, &r->device, SW_FP32, BATCH, TIME,
-                                   r->workspace, r->stream), 0);
+                                   r->workspace, r->stream),
+                     0);
     r->llama.head_slice = 7; /* several slices, the last one shorter */
     const uint32_t units = r->model.unit_count, hidden = r->model.config.hidden;
     r->weights = calloc(units, sizeof(*r->weights));
@@ -126,11 +140,13 @@ static double loss(struct rig *r, int backward) {
     assert_int_equal(sw_llama_embed(&r->llama, r->stream, r->weights[0], r->tokens, kept(r, 1)), 0);
     for (uint32_t u = 1; u < head; u++)
         assert_int_equal(sw_llama_layer(&r->llama, r->stream, &units[u], r->weights[u], kept(r, u),
-                                        kept(r, u + 1)), 0);
+                                        kept(r, u + 1)),
+                         0);
     const int tied = r->model.config.tied;
     const struct sw_llama_head h = {
         .norm = r->weights[head],
-        .matrix = tied ? r->weights[0] : r->weights[head] + units[head].tensors[SW_HEAD_MATRIX].first,
+        .matrix =
+            tied ? r->weights[0] : r->weights[head] + units[head].tensors[SW_HEAD_MATRIX].first,
         .x = kept(r, head),
         .targets = r->targets,
         .mask = r->mask,
@@ -143,10 +159,11 @@ static double loss(struct rig *r, int backward) {
     assert_int_equal(sw_llama_head(&r->llama, r->stream, &h), 0);
     for (uint32_t u = head - 1; backward && u >= 1; u--)
         assert_int_equal(sw_llama_layer_backward(&r->llama, r->stream, &units[u], r->weights[u],
-                                                 r->grads[u], 0, kept(r, u), r->dx), 0);
+                                                 r->grads[u], 0, kept(r, u), r->dx),
+                         0);
     if (backward)
-        assert_int_equal(sw_llama_embed_backward(&r->llama, r->stream, r->grads[0], tied, r->tokens,
-                                                 r->dx), 0);
+        assert_int_equal(
+            sw_llama_embed_backward(&r->llama, r->stream, r->grads[0], tied, r->tokens, r->dx), 0);
     return sum / (double)r->counted;
 }
 
@@ -194,19 +211,21 @@ static void check_shape(const char *what, const char *config) {
 }
 
 #define CONFIG(tied, more)                                                                         \
-    "{\"model_type\":\"llama\",\"hidden_size\":24,\"intermediate_size\":40,"                        \
+    "{\"model_type\":\"llama\",\"hidden_size\":24,\"intermediate_size\":40,"                       \
     "\"num_hidden_layers\":2,\"num_attention_heads\":6,\"num_key_value_heads\":2,"                 \
     "\"head_dim\":8,\"vocab_size\":40,\"max_position_embeddings\":64,\"rms_norm_eps\":1e-5,"       \
     "\"hidden_act\":\"silu\",\"initializer_range\":0.25,\"tie_word_embeddings\":" tied more "}"
 
 static void gradients_of_every_tensor(void **state) {
     (void)state;
-    check_shape("untied, head_dim 8 of hidden 24 and 6 heads", CONFIG("false", ",\"rope_theta\":100.0"));
+    check_shape("untied, head_dim 8 of hidden 24 and 6 heads",
+                CONFIG("false", ",\"rope_theta\":100.0"));
     check_shape("tied", CONFIG("true", ",\"rope_theta\":10000.0"));
     check_shape("linear scaling", CONFIG("false", ",\"rope_theta\":100.0,\"rope_scaling\":"
-                                         "{\"type\":\"linear\",\"factor\":2.0}"));
+                                                  "{\"type\":\"linear\",\"factor\":2.0}"));
     check_shape("llama3 scaling",
-                CONFIG("true", ",\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":100.0,"
+                CONFIG("true",
+                       ",\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":100.0,"
                        "\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,"
                        "\"original_max_position_embeddings\":32}"));
 }

@@ -1,5 +1,6 @@
-/* The builder must give turns that keep every invariant, whatever the shape; the checker must notice
- * when one does not. Shapes are random, the seed is printed and can be given as TEST_SEED. */
+/* The builder must give turns that keep every invariant, whatever the shape; the checker must
+ * notice when one does not. Shapes are random, the seed is printed and can be given as TEST_SEED.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +65,8 @@ static int build_run(const struct example *e, struct sw_turn turns[TRAIN_TURNS +
     int count = 0;
     for (; count < TRAIN_TURNS; count++)
         assert_int_equal(sw_turn_build(&turns[count], &e->shape, SW_TURN_TRAIN, late && count > 0,
-                                       count ? &turns[count - 1] : NULL), 0);
+                                       count ? &turns[count - 1] : NULL),
+                         0);
     if (late) {
         assert_int_equal(
             sw_turn_build(&turns[count], &e->shape, SW_TURN_DRAIN, 1, &turns[count - 1]), 0);
@@ -99,7 +101,8 @@ static void random_turns_keep_the_invariants(void **state) {
     }
 }
 
-/* From the second turn on a turn is the same whatever came before, so one steady turn can be reused. */
+/* From the second turn on a turn is the same whatever came before, so one steady turn can be
+ * reused. */
 static void the_steady_turn_repeats(void **state) {
     (void)state;
     for (int i = 0; i < 200; i++) {
@@ -114,12 +117,13 @@ static void the_steady_turn_repeats(void **state) {
     }
 }
 
-/* Takes away what orders a task against others, one kind of task at a time: the checker must object. */
+/* Takes away what orders a task against others, one kind of task at a time: the checker must
+ * object. */
 static void missing_waits_are_noticed(void **state) {
     (void)state;
     static const enum sw_task_kind kinds[] = {
-        SW_TASK_BATCH,  SW_TASK_FORWARD, SW_TASK_LOSS, SW_TASK_REDUCE, SW_TASK_GRAD,
-        SW_TASK_NORM,   SW_TASK_READ,    SW_TASK_ADAM, SW_TASK_WRITE,  SW_TASK_UPLOAD};
+        SW_TASK_BATCH, SW_TASK_FORWARD, SW_TASK_LOSS, SW_TASK_REDUCE, SW_TASK_GRAD,
+        SW_TASK_NORM,  SW_TASK_READ,    SW_TASK_ADAM, SW_TASK_WRITE,  SW_TASK_UPLOAD};
     for (size_t k = 0; k < sizeof(kinds) / sizeof(kinds[0]); k++) {
         int caught = 0;
         for (int i = 0; i < 60 && !caught; i++) {
@@ -157,8 +161,8 @@ static void a_skipped_update_is_noticed(void **state) {
 
 /* Plays turns with given times per task: a task starts when its lane and its dependencies are done.
  * Returns the time at which the last task of each turn ends. */
-static void play(const struct sw_turn *const *turns, int count, const double cost[SW_TASK_KIND_COUNT],
-                 double *ends) {
+static void play(const struct sw_turn *const *turns, int count,
+                 const double cost[SW_TASK_KIND_COUNT], double *ends) {
     double *done[2] = {NULL, NULL}, lane_free[SW_LANE_COUNT] = {0};
     for (int t = 0; t < count; t++) {
         const struct sw_turn *turn = turns[t];
@@ -185,19 +189,25 @@ static void play(const struct sw_turn *const *turns, int count, const double cos
 
 enum { LAYERS = 24, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
 
-/* Seconds of a steady step when compute takes 4 per unit (1 forward, 3 backward) and the update 4 per
- * unit, 1 per chunk on the slower NVMe lane. */
+/* Seconds of a steady step when compute takes 4 per unit (1 forward, 3 backward) and the update 4
+ * per unit, 1 per chunk on the slower NVMe lane. */
 static double steady_step(enum sw_overlap overlap, uint32_t turning_point) {
     uint64_t elements[LAYERS];
     for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
-    const struct sw_placement_input input = {
-        .unit_count = LAYERS, .micro_count = 1, .unit_elements = elements,
-        .optimizer = SW_TIER_NVME, .chunk_bytes = 12288, .activation_bytes = 4096};
+    const struct sw_placement_input input = {.unit_count = LAYERS,
+                                             .micro_count = 1,
+                                             .unit_elements = elements,
+                                             .optimizer = SW_TIER_NVME,
+                                             .chunk_bytes = 12288,
+                                             .activation_bytes = 4096};
     struct sw_placement placement;
     assert_int_equal(sw_placement_build(&placement, &input), 0);
     placement.chunk_slots = 6; /* few, so that reading ahead hides little */
-    const struct sw_turn_shape shape = {.unit_count = LAYERS, .micro_count = 1, .overlap = overlap,
-                                        .turning_point = turning_point, .placement = &placement};
+    const struct sw_turn_shape shape = {.unit_count = LAYERS,
+                                        .micro_count = 1,
+                                        .overlap = overlap,
+                                        .turning_point = turning_point,
+                                        .placement = &placement};
     const int late = sw_turn_shape_is_late(&shape);
     struct sw_turn first, second, steady;
     assert_int_equal(sw_turn_build(&first, &shape, SW_TURN_TRAIN, 0, NULL), 0);
@@ -205,8 +215,8 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point) {
     assert_int_equal(sw_turn_build(&steady, &shape, SW_TURN_TRAIN, late, &second), 0);
     const struct sw_turn *turns[PLAYED] = {&first, &second, &steady, &steady, &steady, &steady};
     const double cost[SW_TASK_KIND_COUNT] = {
-        [SW_TASK_FORWARD] = 1, [SW_TASK_BACKWARD] = 3, [SW_TASK_READ] = 0.9, [SW_TASK_WRITE] = 1,
-        [SW_TASK_ADAM] = 0.1, [SW_TASK_UPLOAD] = 0.01, [SW_TASK_GRAD] = 0.05};
+        [SW_TASK_FORWARD] = 1, [SW_TASK_BACKWARD] = 3,  [SW_TASK_READ] = 0.9, [SW_TASK_WRITE] = 1,
+        [SW_TASK_ADAM] = 0.1,  [SW_TASK_UPLOAD] = 0.01, [SW_TASK_GRAD] = 0.05};
     double ends[PLAYED];
     play(turns, PLAYED, cost, ends);
     sw_turn_free(&first);
@@ -216,8 +226,8 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point) {
     return ends[PLAYED - 1] - ends[PLAYED - 2];
 }
 
-/* With compute C = 4 LAYERS and update U = 4 LAYERS, none takes C + U; forward at least 3/4 C + U less
- * what its slots hold; backward at best max(C, U). */
+/* With compute C = 4 LAYERS and update U = 4 LAYERS, none takes C + U; forward at least 3/4 C + U
+ * less what its slots hold; backward at best max(C, U). */
 static void overlap_modes_reach_their_bounds(void **state) {
     (void)state;
     const double compute = 4.0 * LAYERS, update = (double)LAYERS * CHUNKS_PER_UNIT;

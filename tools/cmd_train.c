@@ -22,8 +22,9 @@
 static atomic_int stop_signal;
 
 static void on_signal(int number) {
-    static const char first[] = "\nspillway: finishing the step, then saving; once more to leave at "
-                                "once, without saving\n";
+    static const char first[] =
+        "\nspillway: finishing the step, then saving; once more to leave at "
+        "once, without saving\n";
     int none = 0;
     if (!atomic_compare_exchange_strong(&stop_signal, &none, number)) _exit(128 + number);
     const ssize_t ignored = write(STDERR_FILENO, first, sizeof(first) - 1);
@@ -93,8 +94,9 @@ static void print_table(const struct sw_trainer *t) {
         printf("  %-8s %-32s %10s\n", sw_tier_name(rows[i].tier), rows[i].what,
                sw_size_print(rows[i].bytes, size, sizeof(size)));
     for (int tier = 0; tier < SW_TIER_COUNT; tier++)
-        printf("  %-8s %-32s %10s\n", sw_tier_name((enum sw_tier)tier), "in all",
-               sw_size_print(sw_placement_bytes(rows, count, (enum sw_tier)tier), size, sizeof(size)));
+        printf(
+            "  %-8s %-32s %10s\n", sw_tier_name((enum sw_tier)tier), "in all",
+            sw_size_print(sw_placement_bytes(rows, count, (enum sw_tier)tier), size, sizeof(size)));
 }
 
 static void print_start(const struct run *run) {
@@ -153,9 +155,11 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (stopped_at > 0)
-            printf("stopped after step %llu; the weights are in %s, the optimizer state is not kept\n",
-                   (unsigned long long)stopped_at, run->saved);
-        else printf("stopped before the first step; nothing was saved\n");
+            printf(
+                "stopped after step %llu; the weights are in %s, the optimizer state is not kept\n",
+                (unsigned long long)stopped_at, run->saved);
+        else
+            printf("stopped before the first step; nothing was saved\n");
     } else if (ret == 0) {
         print_end(run);
     }

@@ -1,5 +1,6 @@
-/* tools/command_line.h - one table of options per command drives everything that is said about them: the
- * command line, the configuration file, the help, the effective options at start and in the log.
+/* tools/command_line.h - one table of options per command drives everything that is said about
+ * them: the command line, the configuration file, the help, the effective options at start and in
+ * the log.
  *
  * --name value and --name=value mean the same; a configuration file (TOML) has the names as keys,
  * with

@@ -1,4 +1,5 @@
-/* tools/command_line_train.c - the options of `spillway train`, and which of them do not go together.
+/* tools/command_line_train.c - the options of `spillway train`, and which of them do not go
+ * together.
  *
  * An option stands here when its feature works, never before. */
 #include "tools/command_line.h"

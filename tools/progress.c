@@ -42,8 +42,10 @@ static void show(struct sw_progress *p, const char *line) {
 
 static void print_left(double seconds, char *out, size_t out_size) {
     const unsigned long s = (unsigned long)(seconds + 0.5);
-    if (s >= 3600) snprintf(out, out_size, "%lu h %02lu min", s / 3600, s / 60 % 60);
-    else snprintf(out, out_size, "%lu:%02lu", s / 60, s % 60);
+    if (s >= 3600)
+        snprintf(out, out_size, "%lu h %02lu min", s / 3600, s / 60 % 60);
+    else
+        snprintf(out, out_size, "%lu:%02lu", s / 60, s % 60);
 }
 
 void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
@@ -57,13 +59,14 @@ void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
     print_left(p->step_s_mean * (double)(r->steps - r->step), left, sizeof(left));
     for (int m = 0; m < SW_TIER_COUNT; m++)
         sw_size_print(r->memory_bytes[m], memory[m], sizeof(memory[m]));
-    snprintf(line, sizeof(line),
-             "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  clock %s %.0f%%"
-             "  device %s host %s nvme %s  %s left",
-             (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
-             p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean,
-             sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
-             memory[SW_TIER_HOST], memory[SW_TIER_NVME], left);
+    snprintf(
+        line, sizeof(line),
+        "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  clock %s %.0f%%"
+        "  device %s host %s nvme %s  %s left",
+        (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
+        p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean,
+        sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
+        memory[SW_TIER_HOST], memory[SW_TIER_NVME], left);
     show(p, line);
 }
 

@@ -1,13 +1,13 @@
-/* tools/progress.h - what a person sees of a run: one live line on a terminal, otherwise a plain line every few
- * seconds. One thread. */
+/* tools/progress.h - what a person sees of a run: one live line on a terminal, otherwise a plain
+ * line every few seconds. One thread. */
 #ifndef TOOLS_PROGRESS_H
 #define TOOLS_PROGRESS_H
 #include "engine/trainer.h"
 
 struct sw_progress {
-    int live, line_open;     /* a terminal; an unfinished live line stands on it */
+    int live, line_open; /* a terminal; an unfinished live line stands on it */
     uint64_t last_print_ns;
-    double step_s_mean;      /* recent */
+    double step_s_mean; /* recent */
 };
 
 void sw_progress_begin(struct sw_progress *p);

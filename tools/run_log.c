@@ -61,7 +61,9 @@ void sw_run_log_event(struct sw_run_log *log, const char *name, uint64_t step, j
     sw_run_log_object(log, line);
 }
 
-static json_t *number(double x) { return isfinite(x) ? json_real(x) : json_null(); }
+static json_t *number(double x) {
+    return isfinite(x) ? json_real(x) : json_null();
+}
 
 void sw_run_log_step(struct sw_run_log *log, const struct sw_step_report *r) {
     if (!log) return;
@@ -77,12 +79,12 @@ void sw_run_log_step(struct sw_run_log *log, const struct sw_step_report *r) {
     json_t *events = json_array();
     if (r->skipped) json_array_append_new(events, json_sprintf("skipped: %s", r->why_skipped));
     const double tokens_per_s = r->step_s > 0 ? (double)r->tokens / r->step_s : 0;
-    sw_run_log_object(
-        log, json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "step",
-                       (json_int_t)r->step, "loss", number(r->loss), "grad_norm",
-                       number(r->grad_norm), "clip_factor", number(r->clip_factor), "lr",
-                       number(r->lr), "tokens", (json_int_t)r->tokens, "tokens_per_s",
-                       number(tokens_per_s), "step_s", number(r->step_s), "lane_busy_s", busy,
-                       "step_clock", sw_lane_name(r->step_clock), "bytes", bytes, "memory_bytes",
-                       memory, "events", events));
+    sw_run_log_object(log,
+                      json_pack("{s:I, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:s, s:o, s:o, s:o}",
+                                "step", (json_int_t)r->step, "loss", number(r->loss), "grad_norm",
+                                number(r->grad_norm), "clip_factor", number(r->clip_factor), "lr",
+                                number(r->lr), "tokens", (json_int_t)r->tokens, "tokens_per_s",
+                                number(tokens_per_s), "step_s", number(r->step_s), "lane_busy_s",
+                                busy, "step_clock", sw_lane_name(r->step_clock), "bytes", bytes,
+                                "memory_bytes", memory, "events", events));
 }

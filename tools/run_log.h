@@ -1,7 +1,7 @@
 /* tools/run_log.h - the log of a run: one JSON object per line, flushed line by line.
  *
- * The first line holds the effective options; a line with "loss" is a step, the others are events and
- * have an "event" instead. Numbers that are not finite are null, as JSON has no others. */
+ * The first line holds the effective options; a line with "loss" is a step, the others are events
+ * and have an "event" instead. Numbers that are not finite are null, as JSON has no others. */
 #ifndef TOOLS_RUN_LOG_H
 #define TOOLS_RUN_LOG_H
 #include <jansson.h>

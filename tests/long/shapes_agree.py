@@ -18,6 +18,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 ROWS, TIME, STEPS, LR, DECAY = 2, 96, 5, 1e-3, 0.1
 BASE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96,
         "intermediate_size": 200, "num_hidden_layers": 3, "num_attention_heads": 6,
