@@ -14,7 +14,7 @@
 #include "base/size.h"
 #include "kernels/host/host.h"
 
-enum { TILE = 64, STATES = 4, ROWS = 4, COLUMNS = 2 * SW_VEC };
+enum { TILE = SW_HOST_ATTENTION_BLOCK, STATES = 4, ROWS = 4, COLUMNS = 2 * SW_VEC };
 static_assert(TILE % COLUMNS == 0 && TILE % ROWS == 0, "a tile is whole register tiles");
 
 /* Sizes in floats; wide is head_dim padded to whole register tiles, the pad being zeros. */

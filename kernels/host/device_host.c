@@ -200,8 +200,8 @@ int sw_device_host_open(struct sw_device_handle *out,
     if (getenv("SPILLWAY_ISA")) sw_host_gemm_limit(isa->name);
     char library[64];
     sw_host_gemm_describe(library, sizeof(library));
-    snprintf(d->numerics, sizeof(d->numerics), "host %s, %s, %d thread%s", isa->name, library,
-             d->threads, d->threads == 1 ? "" : "s");
+    snprintf(d->numerics, sizeof(d->numerics), "host %s, %s, attention block %d, %d thread%s",
+             isa->name, library, SW_HOST_ATTENTION_BLOCK, d->threads, d->threads == 1 ? "" : "s");
     pthread_once(&host_ops_once, host_ops_fill);
     *out = (struct sw_device_handle){.device = d, .ops = &host_ops};
     return 0;

@@ -73,6 +73,9 @@ int sw_host_pick(const struct sw_host_isa **isa);
 /* A matrix product runs in blocks whose operands, widened to FP32, fill at most one panel each. */
 enum { SW_HOST_PANELS = 3, SW_HOST_PANEL_ELEMENTS = 1 << 20 };
 
+/* Rows and columns of an attention tile; the order of its sums, and so its bits, depend on it. */
+enum { SW_HOST_ATTENTION_BLOCK = 64 };
+
 struct sw_device {
     int threads;
     const struct sw_host_isa *isa;
