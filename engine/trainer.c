@@ -57,12 +57,7 @@ static int open_device(struct sw_trainer *t) {
     t->device_threads = sw_topology_threads(&t->topology);
     if (t->options.threads == 0) t->options.threads = t->device_threads;
     ret = sw_adam_pick(&t->adam_variant);
-    if (ret < 0) {
-        sw_error("SPILLWAY_ISA=%s: %s", getenv("SPILLWAY_ISA"),
-                 ret == -ENOTSUP ? "this CPU cannot run it"
-                                 : "unknown; use avx512, avx2 or scalar");
-        return ret;
-    }
+    if (ret < 0) return ret;
     const struct sw_host_device_options options = {
         .threads = t->device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     ret = sw_device_host_open(&t->device, &options);

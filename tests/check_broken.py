@@ -21,8 +21,8 @@ the latter with the names of single tests after it if wanted. `config: poison` b
 that configuration instead of release.
 
 The copy lives in build/broken/ with the objects of build/, so a variant costs one or two
-compilations and its test. Every test is run on the unmodified copy first: a variant counts as caught only if its
-test passes there and fails here. The last line is "N caught, N missed".
+compilations and its test. Every test is run on the unmodified copy first: a variant counts as
+caught only if its test passes there and fails here. The last line is "N caught, N missed".
 
     tests/check_broken.py [--list] [NAME...]
 """

@@ -1,5 +1,5 @@
-"""Bad input of every kind to the whole program: each ends with the right exit status and a message that
-names what is wrong, and nothing that was there before is touched.
+"""Bad input of every kind to the whole program: each ends with the right exit status and a message
+that names what is wrong, and nothing that was there before is touched.
 
 Exit status 2 means the command line or the configuration file is wrong, 1 that an input file or
 folder is. Messages go to standard error. Mounts need root and are skipped without it.
@@ -137,7 +137,8 @@ def a_tensor_of_the_wrong_shape():
     with t.folder() as tmp:
         model = copy_model(tmp)
         rewrite_header(model, transpose)
-        refused(tmp, 1, ["model.layers.1.mlp.up_proj.weight", "[64, 172]", "[172, 64]"], model=model)
+        refused(tmp, 1, ["model.layers.1.mlp.up_proj.weight", "[64, 172]", "[172, 64]"],
+                model=model)
 
 
 @t.test
@@ -315,7 +316,8 @@ def unknown_options_and_keys():
         refused(tmp, 2, ["--sequence-length", "--seq-len"], "--sequence-length", "64")
         with open(tmp + "/run.toml", "w", encoding="utf-8") as file:
             file.write("lr = 1e-3\nweight-decy = 0.1\n")
-        refused(tmp, 2, [tmp + "/run.toml", "line 2", "weight-decay"], "--config", tmp + "/run.toml")
+        refused(tmp, 2, [tmp + "/run.toml", "line 2", "weight-decay"], "--config",
+                tmp + "/run.toml")
         with open(tmp + "/run.toml", "w", encoding="utf-8") as file:
             file.write("lr = = 3\n")
         refused(tmp, 2, [tmp + "/run.toml", "line 1, column "], "--config", tmp + "/run.toml")
@@ -402,7 +404,8 @@ def init_and_inspect_agree():
         report = json.loads(t.spillway("inspect", tmp + "/a", "--json", rc=0).stdout)
         t.equal(report["schema"], 1, "schema")
         t.equal(report["parameters"], 260032, "parameters")
-        t.equal(sum(unit["parameters"] for unit in report["units"]), 260032, "parameters of the units")
+        t.equal(sum(unit["parameters"] for unit in report["units"]), 260032,
+                "parameters of the units")
         t.equal([file["dtype"] for file in report["files"]], ["BF16"], "dtype")
         t.contains(t.spillway("inspect", tmp + "/a", rc=0).stdout, "260032 parameters", "the text")
 

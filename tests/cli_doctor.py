@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""spillway doctor: one line per check, an exit status that scripts can trust, nothing left behind."""
+"""spillway doctor: one line per check, an exit status that scripts can trust, nothing left
+behind."""
 import json
 import os
 

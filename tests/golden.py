@@ -1,10 +1,10 @@
 """The program's own training against PyTorch's: the five runs of models/stories260k/golden.json.
 
 Each run is `spillway train` in FP32 on the same tokens, with the limits that
-models/stories260k/README.md derives: 1e-5 for the first loss, 1e-4 for the later ones, 1e-4 relative for
-gradient norms, 3e-3 relative for the norms of what changed. The sum and the cosine projection of a
-change get the same relative limit against its norm times sqrt(count), the most that an error of
-that norm can move them. BF16 runs must stay within a bound derived below.
+models/stories260k/README.md derives: 1e-5 for the first loss, 1e-4 for the later ones, 1e-4
+relative for gradient norms, 3e-3 relative for the norms of what changed. The sum and the cosine
+projection of a change get the same relative limit against its norm times sqrt(count), the most that
+an error of that norm can move them. BF16 runs must stay within a bound derived below.
 """
 import json
 import math
@@ -22,7 +22,8 @@ def options(run, steps, dtype):
             "--lr", GOLDEN["lr"], "--schedule", "constant", "--warmup", "0",
             "--weight-decay", GOLDEN["weight_decay"], "--beta1", GOLDEN["betas"][0],
             "--beta2", GOLDEN["betas"][1], "--eps", GOLDEN["eps"],
-            "--clip", run["clip"] or 0, "--decay", "all" if "decay2d" not in run["name"] else "matrices"]
+            "--clip", run["clip"] or 0, "--decay",
+             "all" if "decay2d" not in run["name"] else "matrices"]
 
 
 def train(tmp, run, steps, dtype, more=()):
@@ -46,7 +47,8 @@ def sums(values):
 
 def check_losses(steps, run):
     for i, want in enumerate(run["losses"]):
-        t.close(steps[i]["loss"], want, FIRST_LOSS if i == 0 else LATER_LOSS, f"loss of step {i + 1}")
+        t.close(steps[i]["loss"], want, FIRST_LOSS if i == 0 else LATER_LOSS,
+                f"loss of step {i + 1}")
     for i, want in enumerate(run["grad_norms_before_clip"]):
         t.close(steps[i]["grad_norm"], want, NORM, f"gradient norm of step {i + 1}", relative=True)
 
@@ -71,8 +73,8 @@ def check_changes(out, run):
 def golden_run(name):
     run = dict(GOLDEN["runs"][name], name=name)
     with t.folder() as tmp:
-        # The fourth loss is taken after three updates, so four steps give all losses and three steps
-        # give the weights.
+        # The fourth loss is taken after three updates, so four steps give all losses and three
+        # steps give the weights.
         steps, _ = train(tmp, run, STEPS + 1, "fp32")
         check_losses(steps, run)
         _, out = train(tmp, run, STEPS, "fp32")

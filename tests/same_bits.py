@@ -1,9 +1,9 @@
 """Equal numerics key, equal bits: tiers, overlap modes, Adam threads and chunk sizes change no bit.
 
 Every variant must give the losses, masters, momenta, variances and written weights of the plainest
-run (state on the device, no overlap). In the same runs the counters prove that the paths differ: what a
-tier does not use moves no byte, what it uses moves exactly the bytes of the arithmetic, and the
-kernel's own counters agree with the NVMe ones.
+run (state on the device, no overlap). In the same runs the counters prove that the paths differ:
+what a tier does not use moves no byte, what it uses moves exactly the bytes of the arithmetic, and
+the kernel's own counters agree with the NVMe ones.
 """
 import support as t
 
@@ -147,9 +147,9 @@ def others_steps(log, event):
 
 @t.test
 def the_kernel_counts_the_same_bytes():
-    """read_bytes and write_bytes of /proc/PID/io against nvme_read and nvme_write, within 2%. What the
-    run writes besides is its output (dirtied pages count) and the log; the model and the text are read
-    once before, so that they are cached, which counts as nothing read."""
+    """read_bytes and write_bytes of /proc/PID/io against nvme_read and nvme_write, within 2%. What
+    the run writes besides is its output (dirtied pages count) and the log; the model and the text
+    are read once before, so that they are cached, which counts as nothing read."""
     steps = 30
     with t.folder() as tmp:
         log = tmp + "/log.jsonl"

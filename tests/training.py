@@ -1,9 +1,9 @@
 """What a step means: batches, masks, order, schedule, clipping, skipped steps, signals, saving.
 
-Where two runs must agree up to the order of sums, the limit is derived: FP32 sums of n terms in another
-order differ by at most n * 2^-24 relative to the sum of magnitudes; gradients here are means over
-a few hundred terms with some cancellation, so 1e-4 relative leaves two orders of magnitude, and
-a lost or repeated micro-batch shows as 10% and more.
+Where two runs must agree up to the order of sums, the limit is derived: FP32 sums of n terms in
+another order differ by at most n * 2^-24 relative to the sum of magnitudes; gradients here are
+means over a few hundred terms with some cancellation, so 1e-4 relative leaves two orders of
+magnitude, and a lost or repeated micro-batch shows as 10% and more.
 """
 import json
 import math
@@ -35,7 +35,8 @@ FP32 = ["--dtype", "fp32", "--order", "sequential", "--schedule", "constant", "-
 # ---- batches -----------------------------------------------------------------------------------
 
 def compare_splits(tmp, extra, data):
-    """8 rows a step as 1, 2, 4 and 8 micro-batches: the same losses and norms over several steps."""
+    """8 rows a step as 1, 2, 4 and 8 micro-batches: the same losses and norms over several
+    steps."""
     reference = None
     for micro, accumulate in ((8, 1), (4, 2), (2, 4), (1, 8)):
         _, steps, _ = train(tmp, f"split-{micro}", *FP32, "--seq-len", 32, "--micro-batch", micro,
@@ -98,8 +99,8 @@ def a_batch_without_tokens_that_count_is_skipped():
 
 @t.test
 def rows_follow_the_file_and_wrap_into_the_next_epoch():
-    """193 tokens are 6 rows of 32; 4 rows a step: steps 1 and 4 see the same rows, as do 2 and 5. With
-    a learning rate of 0 equal rows give equal losses."""
+    """193 tokens are 6 rows of 32; 4 rows a step: steps 1 and 4 see the same rows, as do 2 and 5.
+    With a learning rate of 0 equal rows give equal losses."""
     with t.folder() as tmp:
         data = first_tokens(tmp, 193)
         _, steps, _ = train(tmp, "wrap", *FP32, "--seq-len", 32, "--micro-batch", 4, "--steps", 6,
@@ -273,8 +274,8 @@ def small_updates_move_the_master_of_a_bf16_run():
             for a, b in zip(before[name].floats(), after[name].floats()):
                 moved += t.bf16_bits(a) != t.bf16_bits(b)
                 total += 1
-        # 60 steps of about 1e-5 are 6e-4 of a weight near 1 and more of a smaller one, the spacing is
-        # 2^-8 relative: at least one weight in 20 must have crossed a border.
+        # 60 steps of about 1e-5 are 6e-4 of a weight near 1 and more of a smaller one, the spacing
+        # is 2^-8 relative: at least one weight in 20 must have crossed a border.
         t.check(moved > total / 20, f"{moved} of {total} weights moved")
 
 
@@ -317,15 +318,17 @@ def saved_steps_are_whole_models():
             config, tensors = t.read_model(f"{tmp}/{dir_}")
             t.equal(config["torch_dtype"], "bfloat16", f"dtype of {dir_}")
             t.equal(len(tensors), 47, f"tensors of {dir_}")
-            t.check(os.path.exists(f"{tmp}/{dir_}/tokenizer.json"), "the tokenizer is carried along")
+            t.check(os.path.exists(f"{tmp}/{dir_}/tokenizer.json"),
+                    "the tokenizer is carried along")
         left = [f for f in os.listdir(tmp + "/saves") if "partial" in f or f.endswith(".state")]
         t.equal(left, [], "left behind")
 
 
 def stop(tmp, name, number, *args):
     out = f"{tmp}/{name}"
-    process = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin", "--out",
-                         out, "--steps", 100000, "--seq-len", 64, "--log", out + ".jsonl", *args])
+    process = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
+                         "--out", out, "--steps", 100000, "--seq-len", 64, "--log",
+                         out + ".jsonl", *args])
     process.wait_for("^step 1/")
     process.signal(number)
     return process.finish(), out
@@ -359,7 +362,8 @@ def the_stopped_weights_are_those_of_the_last_finished_step():
             run, out = stop(tmp, f"early-{i}", signal.SIGINT, *constant, *more)
             t.equal(run.rc, 130, "exit status", run)
             last = t.read_log(out + ".jsonl")[0][-1]["step"]
-            whole, _, _ = train(tmp, f"whole-{i}", "--steps", last, "--seq-len", 64, *constant, *more)
+            whole, _, _ = train(tmp, f"whole-{i}", "--steps", last, "--seq-len", 64, *constant,
+                                *more)
             t.check(t.read_model(f"{out}.step-{last}")[1] == t.read_model(f"{tmp}/whole-{i}")[1],
                     f"the weights after {last} steps differ from an uninterrupted run's", whole)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures what the NVMe tier saves: peak private memory (RssAnon + RssShmem, sampled every 3 ms) of the
-same training with the optimizer state in host memory and on NVMe, on a random model of 207 million
-parameters.
+"""Measures what the NVMe tier saves: peak private memory (RssAnon + RssShmem, sampled every 3 ms)
+of the same training with the optimizer state in host memory and on NVMe, on a random model of 207
+million parameters.
 
     tests/bench/out_of_core.py [--steps N]
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved rounds on a
-random model of 207 million parameters with its state on NVMe.
+"""Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved
+rounds on a random model of 207 million parameters with its state on NVMe.
 
     tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T]
 
 Without --seq-len the rows' length is chosen so that compute and NVMe time of a serial step are as
 close as possible. From the traces:
   compute, nvme    the serial step's compute time, and the span of its update phase
-  bound of forward design's: backward + max(forward, what the update needs beyond what its slots hold)
+  bound of forward design's: backward + max(forward, what the update needs beyond what its slots
+                   hold)
   together         time with a compute and an NVMe task running at the same instant, over the busy
                    time of the shorter one
 The first step is left out: its chunks are virgin and nothing is read. Prints a JSON object.
@@ -57,7 +58,8 @@ class Trained:
     def __init__(self, tmp, model, mode, seq_len, steps, name):
         log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
         run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
-                      1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len, "--log",
+                      1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len,
+                       "--log",
                       log, "--trace", trace, model=model, timeout_s=1800)
         t.equal(run.rc, 0, name, run)
         self.steps = t.read_log(log)[0][1:]

@@ -7,7 +7,8 @@
 #
 # Needs root and debootstrap. The mirror comes from this machine's own apt settings where it runs
 # the same family of distributions, else from DEBIAN_MIRROR or UBUNTU_MIRROR; without one the
-# distribution is skipped. Prints "ok NAME", "FAIL NAME: reason" or "skip NAME: reason"; logs stay in FOLDER.
+# distribution is skipped. Prints "ok NAME", "FAIL NAME: reason" or "skip NAME: reason"; logs stay
+# in FOLDER.
 set -uo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 folder=${1:?usage: distributions.sh FOLDER [NAME...]}

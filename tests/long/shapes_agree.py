@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Hugging Face transformers and torch.optim.AdamW train random models of shapes that the bundled model
-does not have, beside the program: untied head, grouped queries, head_dim other than hidden / heads,
-rope scaling `linear` and `llama3`, `rope_parameters`, a mistral folder.
+"""Hugging Face transformers and torch.optim.AdamW train random models of shapes that the bundled
+model does not have, beside the program: untied head, grouped queries, head_dim other than hidden /
+heads, rope scaling `linear` and `llama3`, `rope_parameters`, a mistral folder.
 
 Five steps in FP32 on the same rows, clipping on. Losses agree to 1e-5 before the first step and to
-1e-4 after (the limits of models/stories260k/README.md), gradient norms to 1e-4 relative. Runs in a Python that
-has torch and transformers.
+1e-4 after (the limits of models/stories260k/README.md), gradient norms to 1e-4 relative. Runs in a
+Python that has torch and transformers.
 """
 import json
 import os
@@ -78,7 +78,8 @@ def agree(name):
                 tmp + "/log.jsonl", data=t.STORIES + "/train.bin", model=tmp + "/model", rc=0)
         mine = [(s["loss"], s["grad_norm"]) for s in t.read_log(tmp + "/log.jsonl")[0]]
         worst = 0.0
-        for i, ((loss, norm), (want_loss, want_norm)) in enumerate(zip(mine, peer(tmp + "/model", tokens))):
+        theirs = peer(tmp + "/model", tokens)
+        for i, ((loss, norm), (want_loss, want_norm)) in enumerate(zip(mine, theirs)):
             worst = max(worst, abs(loss - want_loss))
             t.close(loss, want_loss, 1e-5 if i == 0 else 1e-4, f"loss of step {i + 1}")
             t.close(norm, want_norm, 1e-4, f"gradient norm of step {i + 1}", relative=True)

@@ -3,8 +3,8 @@
 
 Runs in a Python that has torch and transformers. For --dtype fp32 and bf16 a short run is trained
 with --val; the folder it leaves is loaded, and the mean loss over the rows of val.bin (as the
-program cuts them) is computed in float32. Limits: 1e-5 for FP32; for BF16 1e-3, since there the program's
-activations are rounded to BF16 and transformers' here are not.
+program cuts them) is computed in float32. Limits: 1e-5 for FP32; for BF16 1e-3, since there the
+program's activations are rounded to BF16 and transformers' here are not.
 """
 import os
 import sys
