@@ -34,6 +34,7 @@ struct sw_train_options {
     enum sw_overlap overlap;
     uint64_t chunk_bytes; /* of a record on disk */
     int threads;          /* of Adam; 0: what the affinity mask and the quota give */
+    int device_threads;   /* of the host device's operators; 0: likewise */
     const char *nvme[SW_NVME_FOLDERS_MAX];
     uint32_t nvme_count; /* 0: the store lies in the output folder */
 

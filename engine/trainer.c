@@ -54,12 +54,14 @@ static void resolve_steps(struct sw_trainer *t) {
 static int open_device(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
     if (ret < 0) return ret;
-    t->device_threads = sw_topology_threads(&t->topology);
-    if (t->options.threads == 0) t->options.threads = t->device_threads;
+    const int threads = sw_topology_threads(&t->topology);
+    if (t->options.threads == 0) t->options.threads = threads;
+    if (t->options.device_threads == 0) t->options.device_threads = threads;
     ret = sw_adam_pick(&t->adam_variant);
     if (ret < 0) return ret;
     const struct sw_host_device_options options = {
-        .threads = t->device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
+
+        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     ret = sw_device_host_open(&t->device, &options);
     if (ret < 0) return ret;
     return t->device.ops->stream_create(t->device.device, &t->stream);

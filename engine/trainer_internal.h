@@ -70,7 +70,6 @@ struct sw_trainer {
     struct sw_data data, val;
     int data_open, val_open;
     struct sw_topology topology;
-    int device_threads;
     struct sw_device_handle device;
     const struct sw_adam_variant *adam_variant;
     char numerics_key[512];

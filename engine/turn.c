@@ -323,7 +323,7 @@ static void emit_reduce(struct builder *b, uint32_t unit) {
         wait_here(grad, SW_LANE_ADAM, m->adam[unit]); /* it read the host slot */
     else if (b->prev)
         wait_before(grad, SW_LANE_ADAM, b->prev->marks.adam[unit]);
-    if (b->prev) wait_before(grad, SW_LANE_CONTROL, b->prev->marks.norm);
+    /* The host's norms were read: the loss, ahead on this lane, has waited for the norm before. */
     m->grad[unit] = append(b, grad);
 }
 

@@ -25,6 +25,15 @@ static uint64_t largest_unit(const struct sw_placement_input *in, int skip_tied)
     return largest;
 }
 
+/* Slots are read ahead and written behind while the update waits for gradients; a tenth of the
+ * chunks hides most of that wait, and leaves nine tenths of the state out of memory. */
+static uint32_t ring_slots(uint32_t chunks) {
+    uint32_t slots = chunks / 10;
+    if (slots < SW_CHUNK_SLOTS_MIN) slots = SW_CHUNK_SLOTS_MIN;
+    if (slots > SW_CHUNK_SLOTS_MAX) slots = SW_CHUNK_SLOTS_MAX;
+    return slots < chunks ? slots : chunks;
+}
+
 static void size_pools(struct sw_placement *p, const struct sw_placement_input *in) {
     uint64_t record_max = 0, count_max = 0, unit_sum = 0;
     uint32_t nvme_chunks = 0, emitted = 0;
@@ -39,7 +48,7 @@ static void size_pools(struct sw_placement *p, const struct sw_placement_input *
     }
     for (uint32_t u = 0; u < in->unit_count; u++)
         unit_sum += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
-    p->chunk_slots = nvme_chunks < SW_CHUNK_SLOTS_MAX ? nvme_chunks : SW_CHUNK_SLOTS_MAX;
+    p->chunk_slots = ring_slots(nvme_chunks);
     p->emit_slots = emitted < SW_EMIT_SLOTS_MAX ? emitted : SW_EMIT_SLOTS_MAX;
     p->chunk_slot_bytes = record_max;
     p->emit_slot_bytes = sw_round_up(count_max * sw_dtype_bytes(in->dtype), PAGE_BYTES);

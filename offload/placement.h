@@ -36,7 +36,13 @@ struct sw_placement_input {
 
 #define SW_CHUNK_BYTES_MIN 12288u
 
-enum { SW_ACC_SLOTS = 2, SW_GRAD_SLOTS = 2, SW_CHUNK_SLOTS_MAX = 12, SW_EMIT_SLOTS_MAX = 6 };
+enum {
+    SW_ACC_SLOTS = 2,
+    SW_GRAD_SLOTS = 2,
+    SW_CHUNK_SLOTS_MIN = 6,
+    SW_CHUNK_SLOTS_MAX = 32,
+    SW_EMIT_SLOTS_MAX = 6
+};
 
 struct sw_placement {
     uint32_t unit_count;

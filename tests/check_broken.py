@@ -38,6 +38,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COPY = os.path.join(ROOT, "build", "broken")
 FOLDER = os.path.join(ROOT, "tests", "broken")
 
+HANG_S_MIN, HANG_FACTOR = 20, 10  # a test that takes longer than its usual time hangs
+
 
 class BadVariant(Exception):
     """A variant that cannot be applied, with the reason."""
@@ -139,10 +141,11 @@ def build(variant):
     return None if made.returncode == 0 else made.stdout
 
 
-def run(variant):
+def run(variant, limit_s=None):
     """(passed, failed, skipped, output) of the variant's test in the copy."""
     name = os.path.basename(variant.test)
     ran = call([sys.executable, "tests/run.py", "--config", variant.config, name]
+               + (["--limit", str(limit_s)] if limit_s else [])
                + [f"--case={case}" for case in variant.cases],
                env={k: v for k, v in os.environ.items() if k != "STRICT"})
     found = re.findall(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$", ran.stdout, re.M)
@@ -151,14 +154,17 @@ def run(variant):
 
 
 def baseline(variant):
-    """None if the variant's test passes on the unmodified copy, else why it proves nothing."""
+    """(reason, seconds): None if the variant's test passes on the unmodified copy, else why it
+    proves nothing; and how long it took."""
     said = build(variant)
     if said is not None:
-        return f"the unmodified tree does not build:\n{said}"
+        return f"the unmodified tree does not build:\n{said}", 0
+    start = time.monotonic()
     passed, failed, skipped, output = run(variant)
+    seconds = time.monotonic() - start
     if failed or not passed:
-        return f"{variant.test} fails on the unmodified tree:\n{output}"
-    return f"{variant.test} skips tests here:\n{output}" if skipped else None
+        return f"{variant.test} fails on the unmodified tree:\n{output}", seconds
+    return f"{variant.test} skips tests here:\n{output}" if skipped else None, seconds
 
 
 def check(variant, baselines):
@@ -166,14 +172,16 @@ def check(variant, baselines):
     key = (variant.config, variant.test, *variant.cases)
     if key not in baselines:
         baselines[key] = baseline(variant)
-    if baselines[key] is not None:
-        return baselines[key]
+    reason, seconds = baselines[key]
+    if reason is not None:
+        return reason
     changed = variant.apply()
     try:
         said = build(variant)
         if said is not None:
             return f"the variant does not build:\n{said}"
-        passed, failed, _, output = run(variant)
+        # A bug may show as a hang: no need to sit out the test's own limit.
+        passed, failed, _, output = run(variant, int(HANG_S_MIN + HANG_FACTOR * seconds))
         if failed:
             return None
         return f"{variant.test} passes all the same ({passed} passed):\n{output}"

@@ -12,7 +12,7 @@ A program that crashes, passes its time limit, reports no test, or exits with a 
 lines do not explain counts as one more failure. A file whose first 40 lines hold the words
 "time limit: N s" has that limit instead of the usual one. With STRICT=1 a skip is a failure.
 
-    tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [PATTERN...]
+    tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [--limit S] [PATTERN...]
     tests/run.py [--config NAME] --exec COMMAND...
 """
 import argparse
@@ -41,9 +41,11 @@ class Program:
     def __init__(self, name, source, command):
         self.name, self.source, self.command = name, source, command
         self.passed, self.failed, self.skipped = [], [], []  # the last two: (name, reason)
-        self.output, self.seconds = "", 0.0
+        self.output, self.seconds, self.limit_s = "", 0.0, None
 
     def time_limit_s(self, config):
+        if self.limit_s:
+            return self.limit_s
         with open(self.source, encoding="utf-8") as file:
             head = "".join(file.readlines()[:40])
         found = re.search(r"time limit: (\d+) s", head)
@@ -228,6 +230,7 @@ def main():
     parser.add_argument("--verbose", action="store_true", help="name the tests that passed too")
     parser.add_argument("--case", action="append", default=[], metavar="NAME",
                         help="of whole-program tests, run only the tests of this name")
+    parser.add_argument("--limit", type=int, metavar="S", help="seconds for each program")
     parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
                         help="run this with the configuration's environment, nothing else")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="e.g. test_adam same_bits")
@@ -246,6 +249,7 @@ def main():
         if program.source.endswith(".py"):
             program.command += args.case
         program.command = prefix + program.command
+        program.limit_s = args.limit
     env = environment(args.config)
     print(f"running {len(programs)} test programs, configuration {args.config}", flush=True)
     start, bad = time.monotonic(), []

@@ -22,7 +22,8 @@ struct watch {
     atomic_int over[TURNS + 1][TASKS_MAX];
     atomic_int violations, runs;
     int in_flight[2]; /* read, write lane: each touched by its own thread */
-    int fail_kind;    /* a task of this kind fails in turn 4; -1: none */
+    int fail_kind;    /* a task of this kind fails in turn fail_turn; -1: none */
+    uint64_t fail_turn;
     unsigned seed[SW_LANE_COUNT];
 };
 
@@ -58,7 +59,7 @@ static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task,
         atomic_fetch_add(&w->violations, 1);
     check_start(w, run, task);
     pause_randomly(w, task->lane);
-    return task->kind == w->fail_kind && run->step == 4 ? -EIO : 0;
+    return task->kind == w->fail_kind && run->step == w->fail_turn ? -EIO : 0;
 }
 
 static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
@@ -67,7 +68,7 @@ static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
     w->seed[task->lane] = w->seed[task->lane] * 1103515245u + 12345u;
     if ((w->seed[task->lane] >> 16) % 3 == 0) return 1;
     w->in_flight[task->lane == SW_LANE_NVME_WRITE]++;
-    return task->kind == w->fail_kind && run->step == 4 ? -EIO : 0;
+    return task->kind == w->fail_kind && run->step == w->fail_turn ? -EIO : 0;
 }
 
 static int on_finish(void *ctx, enum sw_lane lane, uint32_t max) {
@@ -188,12 +189,13 @@ static void tasks_start_after_what_they_wait_for(void **state) {
 /* Whatever kind fails, on whatever lane, push or idle must return its error soon. */
 static void a_failure_ends_every_wait(void **state) {
     (void)state;
-    for (int kind = 0; kind < SW_TASK_KIND_COUNT; kind++) {
+    static const uint64_t fail_turns[] = {4, TURNS - 1}; /* while pushing, and while idling */
+    for (int i = 0; i < 2 * SW_TASK_KIND_COUNT; i++) {
+        const int kind = i / 2;
+        const int on_device = kind == SW_TASK_DEVICE_ADAM || kind == SW_TASK_SCALARS;
         struct setup s = {0};
-        open_setup(&s, SW_OVERLAP_FORWARD,
-                   kind == SW_TASK_DEVICE_ADAM || kind == SW_TASK_SCALARS ? SW_TIER_DEVICE
-                                                                          : SW_TIER_NVME,
-                   kind);
+        open_setup(&s, SW_OVERLAP_FORWARD, on_device ? SW_TIER_DEVICE : SW_TIER_NVME, kind);
+        s.watch->fail_turn = fail_turns[i % 2];
         const int used = kind != SW_TASK_GATE && kind != SW_TASK_EVAL_HEAD;
         assert_int_equal(push_all(&s), used ? -EIO : 0);
         close_setup(&s);
@@ -236,6 +238,19 @@ static void the_step_clock_is_the_longest_on_the_path(void **state) {
     for (uint32_t i = 0; i < turn->task_count; i++) /* the same order, but compute takes longest */
         end[i] = start[i] + (turn->tasks[i].lane == SW_LANE_COMPUTE ? 9 : 1);
     assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_COMPUTE);
+    /* A pipeline bound by its reads: each Adam ends its wait with a read, not with the Adam before,
+     * and each write with an Adam, though the writes together are long as well. */
+    uint64_t reads = 0;
+    for (uint32_t i = 0; i < turn->task_count; i++) {
+        const int kind = turn->tasks[i].kind;
+        if (kind == SW_TASK_READ) reads++;
+        start[i] = reads * 1000 + (kind == SW_TASK_ADAM ? 1000 : kind == SW_TASK_WRITE ? 1010 : 0);
+        end[i] = start[i] + (kind == SW_TASK_READ ? 1000 : kind == SW_TASK_WRITE ? 400 : 10);
+        if (kind == SW_TASK_UPLOAD) end[i] = start[i] = reads * 1000 + 1010;
+        if (reads == 0) end[i] = start[i] = i;
+    }
+    assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_NVME_READ);
+    assert_true(share[SW_LANE_NVME_READ] > 0.8);
     close_setup(&s);
 }
 

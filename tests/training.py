@@ -74,6 +74,21 @@ def ragged_masks_are_one_mean_over_all_tokens():
 
 
 @t.test
+def masked_rows_do_not_weigh():
+    """A batch of a row and a fully masked row is that one row: the same loss and gradient norm."""
+    with t.folder() as tmp:
+        data = first_tokens(tmp, 65)
+        with open(tmp + "/half.bin", "wb") as file:
+            file.write(b"\1" * 33 + b"\0" * 32)
+        common = [*FP32, "--seq-len", 32, "--steps", 1]
+        _, one, _ = train(tmp, "one", *common, data=first_tokens(tmp, 33, "row.bin"))
+        _, half, _ = train(tmp, "half", *common, "--micro-batch", 2, "--mask", tmp + "/half.bin",
+                           data=data)
+        for key in ("loss", "grad_norm"):
+            t.close(half[0][key], one[0][key], ORDER_OF_SUMS, key, relative=True)
+
+
+@t.test
 def a_mask_of_ones_is_no_mask():
     with t.folder() as tmp:
         data = first_tokens(tmp, 1000)

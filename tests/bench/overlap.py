@@ -2,9 +2,11 @@
 """Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved
 rounds on a random model of 207 million parameters with its state on NVMe.
 
-    tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T]
+    tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T] [--drive-limit BYTES_PER_S]
 
-Without --seq-len the rows' length is chosen so that compute and NVMe time of a serial step are as
+With --drive-limit the kernel holds the drive to that rate, reading and writing each (control group
+blkio or io; needs root): on a machine whose disk and compute share the same few cores and one slow
+memory, they are only independent resources when the disk does not saturate those. Without --seq-len the rows' length is chosen so that compute and NVMe time of a serial step are as
 close as possible. From the traces:
   compute, nvme    the serial step's compute time, and the span of its update phase
   bound of forward design's: backward + max(forward, what the update needs beyond what its slots
@@ -23,7 +25,25 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import support as t  # noqa: E402
 
-SEQ_STEP = 16
+SEQ_STEP = 8
+
+
+def limit_drive(rate):
+    """Puts this process, and so every run, into a control group with a limit on the drive below the
+    repository."""
+    device = os.stat(t.ROOT).st_dev
+    drive = f"{os.major(device)}:{os.minor(device)}"
+    if os.path.isdir("/sys/fs/cgroup/blkio"):
+        group = "/sys/fs/cgroup/blkio/spillway-bench"
+        limits = {"blkio.throttle.read_bps_device": f"{drive} {rate}",
+                  "blkio.throttle.write_bps_device": f"{drive} {rate}"}
+    else:
+        group = "/sys/fs/cgroup/spillway-bench"
+        limits = {"io.max": f"{drive} rbps={rate} wbps={rate}"}
+    os.makedirs(group, exist_ok=True)
+    for name, text in {**limits, "cgroup.procs": str(os.getpid())}.items():
+        with open(f"{group}/{name}", "w", encoding="ascii") as file:
+            file.write(text)
 
 
 def spans(events, lanes, step=None):
@@ -114,8 +134,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=0)
+    parser.add_argument("--drive-limit", type=int, default=0, metavar="BYTES_PER_S")
     args = parser.parse_args()
     os.chdir(t.ROOT)
+    if args.drive_limit:
+        limit_drive(args.drive_limit)
     modes = ("none", "forward", "backward")
     runs = {mode: [] for mode in modes}
     with t.folder("bench-") as tmp:
@@ -134,7 +157,7 @@ def main():
     update = statistics.median(r.update_span_s() for r in runs["none"])
     bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
     print(json.dumps({
-        "schema": 1, "seq_len": seq_len, "rounds": args.rounds, "steps": args.steps,
+        "schema": 1, "seq_len": seq_len, "drive_limit": args.drive_limit, "rounds": args.rounds, "steps": args.steps,
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
         "backward_over_none": round(median["backward"] / median["none"], 3),
