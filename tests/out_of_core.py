@@ -2,7 +2,7 @@
 RssShmem, sampled) is lower than with host by at least 85% of the state's 12 bytes per parameter.
 
 A random model of 26 million parameters and small chunks, so that the slots are small against the
-state. The same at 207 million parameters is tests/bench/out_of_core.py.
+state. The same at 206 million parameters is tests/bench/out_of_core.py.
 """
 import json
 import re

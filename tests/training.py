@@ -294,6 +294,26 @@ def small_updates_move_the_master_of_a_bf16_run():
         t.check(moved > total / 20, f"{moved} of {total} weights moved")
 
 
+# ---- threads -----------------------------------------------------------------------------------
+
+@t.test
+def device_threads_are_in_the_numerics_key():
+    """The operators' team may change the order of sums in a product, so it is part of the key; the
+    losses agree up to that order."""
+    with t.folder() as tmp:
+        keys, losses = [], []
+        for threads in (1, 2):
+            _, steps, others = train(tmp, f"threads-{threads}", *FP32, "--seq-len", 64,
+                                     "--steps", 3, "--lr", "1e-3", "--device-threads", threads)
+            keys.append(others[0]["numerics_key"])
+            losses.append([s["loss"] for s in steps])
+            t.equal(others[0]["options"]["device_threads"], threads, "effective option")
+        t.contains(keys[0], "1 thread", "the key with one thread")
+        t.contains(keys[1], "2 threads", "the key with two threads")
+        for one, two in zip(*losses):
+            t.close(one, two, ORDER_OF_SUMS, "loss", relative=True)
+
+
 # ---- trace -------------------------------------------------------------------------------------
 
 @t.test

@@ -143,7 +143,7 @@ static void print_end(const struct run *run) {
     if (run->evals > 1)
         printf("validation loss: %.4f before, %.4f after\n", run->val_first, run->val_last);
     printf("the model is in %s\n", run->saved);
-    printf("next: spillway inspect %s\n", run->saved);
+    printf("next: %s inspect %s\n", program_invocation_name, run->saved);
 }
 
 static int finish(struct run *run, int ret, uint64_t stopped_at) {

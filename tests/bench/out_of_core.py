@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures what the NVMe tier saves: peak private memory (RssAnon + RssShmem, sampled every 3 ms)
-of the same training with the optimizer state in host memory and on NVMe, on a random model of 207
+of the same training with the optimizer state in host memory and on NVMe, on a random model of 206
 million parameters.
 
     tests/bench/out_of_core.py [--steps N]

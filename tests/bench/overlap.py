@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved
-rounds on a random model of 207 million parameters with its state on NVMe.
+rounds on a random model of 206 million parameters with its state on NVMe.
 
     tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T] [--drive-limit BYTES_PER_S]
 
 With --drive-limit the kernel holds the drive to that rate, reading and writing each (control group
-blkio or io; needs root): on a machine whose disk and compute share the same few cores and one slow
-memory, they are only independent resources when the disk does not saturate those. Without --seq-len the rows' length is chosen so that compute and NVMe time of a serial step are as
-close as possible. From the traces:
-  compute, nvme    the serial step's compute time, and the span of its update phase
+blkio or io; needs root): where disk and compute share a few cores and one slow memory, they are
+independent resources only while the disk does not saturate those. Without --seq-len the rows'
+length is chosen so that compute and NVMe time of a serial step are as close as possible. From the
+traces:
+
+  compute, update  the serial step's compute time, and the span of its update phase
   bound of forward design's: backward + max(forward, what the update needs beyond what its slots
                    hold)
   together         time with a compute and an NVMe task running at the same instant, over the busy
                    time of the shorter one
+
 The first step is left out: its chunks are virgin and nothing is read. Prints a JSON object.
 """
 import argparse
@@ -157,7 +160,8 @@ def main():
     update = statistics.median(r.update_span_s() for r in runs["none"])
     bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
     print(json.dumps({
-        "schema": 1, "seq_len": seq_len, "drive_limit": args.drive_limit, "rounds": args.rounds, "steps": args.steps,
+        "schema": 1, "seq_len": seq_len, "drive_limit": args.drive_limit,
+        "rounds": args.rounds, "steps": args.steps,
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
         "backward_over_none": round(median["backward"] / median["none"], 3),
