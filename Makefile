@@ -1,4 +1,4 @@
-# make            build/spillway (release); with nvcc later also the CUDA plugin
+# make            build/spillway (release)
 # make test       what the README promises: builds, runs every test, ends in "N passed, N failed"
 # make quickstart deps, build, fine-tune the bundled model
 # make help       all targets
@@ -46,7 +46,7 @@ probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1
 probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
             $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
             && echo yes || echo no)
-NOBUILD := deps help clean quickstart test check-broken check-long bench format format-check \
+NOBUILD := deps probes help clean quickstart test check-broken check-long bench format format-check \
            tidy
 # PROBE=0 leaves them out where the same make has just passed them.
 PROBE ?= 1
@@ -63,6 +63,25 @@ $(call required,jansson,$(call probe,jansson.h,-ljansson))
 $(call required,xxHash,$(call probe,xxhash.h,-lxxhash))
 $(call required,toml++,$(call probexx,toml++/toml.h,))
 endif
+
+# What this machine has, a line each. CUDA and NCCL are optional; this version does not use them.
+CUDA_HOME ?= /usr/local/cuda
+cuda_at   = -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
+said      = @printf '  %-8s %-8s %s\n' $(1) $(2) $(3)
+probes:
+	$(call said,liburing,required,$(call probe,liburing.h,-luring))
+	$(call said,hwloc,required,$(call probe,hwloc.h,-lhwloc))
+	$(call said,OpenMP,required,$(call probe,omp.h,))
+	$(call said,oneDNN,required,$(call probe,dnnl.h,-ldnnl))
+	$(call said,jansson,required,$(call probe,jansson.h,-ljansson))
+	$(call said,xxHash,required,$(call probe,xxhash.h,-lxxhash))
+	$(call said,toml++,required,$(call probexx,toml++/toml.h,))
+	$(call said,cmocka,tests,$(call probe,stdarg.h>\n$(hash)include <stddef.h>\n$(hash)include \
+	  <setjmp.h>\n$(hash)include <stdint.h>\n$(hash)include <cmocka.h,-lcmocka))
+	$(call said,CUDA,optional,$(call probe,cuda_runtime_api.h,$(cuda_at) -lcudart))
+	$(call said,NCCL,optional,$(call probe,nccl.h,$(cuda_at) -lnccl))
+.PHONY: probes
+
 libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lm -lpthread
 
 # kernels/host/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their own instruction
@@ -136,6 +155,7 @@ build   = +$(Q)$(MAKE) --no-print-directory CONFIG=$(CONFIG) -j$(JOBS)
 help:
 	@echo 'make                the program: build/spillway'
 	@echo 'make deps           installs what is missing (apt; sudo when not root) and says what'
+	@echo 'make probes         which libraries are here, and which optional ones (CUDA, NCCL)'
 	@echo 'make quickstart     deps, build, then fine-tunes the bundled model for two minutes at most'
 	@echo 'make test           builds and runs every test; STRICT=1 makes a skip a failure;'
 	@echo '                    TESTS="test_adam same_bits" runs only those'

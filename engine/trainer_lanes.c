@@ -8,6 +8,8 @@
 #include <string.h>
 #include "base/log.h"
 
+static_assert(SW_LANE_IN_FLIGHT_MAX <= SW_NVME_REQS_MAX, "every task in flight has a request");
+
 /* ---- where things are ---- */
 
 static const struct sw_chunk *chunk_of(const struct sw_trainer *t, const struct sw_task *task) {
