@@ -5,6 +5,7 @@
 #
 # Another configuration lives in its own folder: make CONFIG=asan, tsan, debug or poison.
 CONFIG ?= release
+.DEFAULT_GOAL := all
 O      := build/$(CONFIG)
 V      ?= 0
 Q      := $(if $(filter 1,$(V)),,@)
@@ -46,8 +47,8 @@ probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1
 probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
             $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
             && echo yes || echo no)
-NOBUILD := deps probes help clean quickstart test check-broken check-long bench format format-check \
-           tidy
+NOBUILD := deps probes help clean quickstart test check-broken check-long bench format \
+           format-check tidy
 # PROBE=0 leaves them out where the same make has just passed them.
 PROBE ?= 1
 builds := $(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all))
@@ -101,6 +102,7 @@ test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
 
 all: $(program)
+	@:
 tests: $(program) $(tests)
 
 $(program): $(tool_objs) $(O)/libspillway.a

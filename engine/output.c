@@ -60,7 +60,7 @@ static int is_same_or_inside(const char *path, const char *dir) {
     return !strncmp(a, b, n) && (a[n] == '\0' || a[n] == '/');
 }
 
-static int check_parent(const char *out) {
+static int check_parent(const char *option, const char *out) {
     char parent[PATH_MAX];
     snprintf(parent, sizeof(parent), "%s", out);
     size_t n = strlen(parent);
@@ -73,12 +73,13 @@ static int check_parent(const char *out) {
     struct stat st;
     if (stat(parent, &st) < 0) {
         const int ret = -errno;
-        sw_error("--out %s: cannot use the parent folder %s: %s", out, parent, strerror(-ret));
+        sw_error("%s %s: cannot use the parent folder %s: %s", option, out, parent, strerror(-ret));
         return ret;
     }
     if (access(parent, W_OK) < 0) {
         const int ret = -errno;
-        sw_error("--out %s: the parent folder %s is not writable: %s", out, parent, strerror(-ret));
+        sw_error("%s %s: the parent folder %s is not writable: %s", option, out, parent,
+                 strerror(-ret));
         return ret;
     }
     return 0;
@@ -87,7 +88,7 @@ static int check_parent(const char *out) {
 int sw_output_check(const char *out, const char *model_dir, int restart) {
     struct stat st;
     if (lstat(out, &st) < 0) {
-        if (errno == ENOENT) return check_parent(out);
+        if (errno == ENOENT) return check_parent("--out", out);
         const int ret = -errno;
         sw_error("--out %s: %s", out, strerror(-ret));
         return ret;
@@ -123,6 +124,24 @@ int sw_output_check(const char *out, const char *model_dir, int restart) {
         sw_error("--out %s is not writable: %s", out, strerror(-found));
     }
     return found < 0 ? found : 0;
+}
+
+int sw_output_check_file(const char *option, const char *path) {
+    return path ? check_parent(option, path) : 0;
+}
+
+int sw_output_check_folder(const char *option, const char *path) {
+    struct stat st;
+    int ret = 0;
+    if (stat(path, &st) < 0)
+        ret = -errno;
+    else if (!S_ISDIR(st.st_mode))
+        ret = -ENOTDIR;
+    else if (access(path, W_OK | X_OK) < 0)
+        ret = -errno;
+    if (ret < 0)
+        sw_error("%s %s: %s; name an existing, writable folder", option, path, strerror(-ret));
+    return ret;
 }
 
 static int remove_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw) {

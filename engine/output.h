@@ -10,6 +10,11 @@
  * reported. */
 int sw_output_check(const char *out, const char *model_dir, int restart);
 
+/* Checks before a run that a file can be made (path NULL: none is asked for), or that a folder is
+ * there and writable. `option` is named in the error. Change nothing. 0 or -errno, reported. */
+int sw_output_check_file(const char *option, const char *path);
+int sw_output_check_folder(const char *option, const char *path);
+
 /* Makes the folder, emptied first when restarting. Call sw_output_check() before. *made says that
  * the folder was not there. */
 int sw_output_take(const char *out, int restart, int *made);

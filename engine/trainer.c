@@ -126,13 +126,27 @@ static int build_turns(struct sw_trainer *t) {
     return 0;
 }
 
+/* What the run will write is refused now if it cannot be written. A log in the output folder comes
+ * to be with it. */
+static int check_outputs(const struct sw_train_options *o) {
+    int ret = sw_output_check(o->out, o->model, o->restart);
+    const size_t out_length = strlen(o->out);
+    const char *const files[][2] = {{"--log", o->log}, {"--trace", o->trace}};
+    for (int i = 0; i < 2 && ret == 0; i++)
+        if (files[i][1] && strncmp(files[i][1], o->out, out_length) != 0)
+            ret = sw_output_check_file(files[i][0], files[i][1]);
+    for (uint32_t i = 0; i < o->nvme_count && ret == 0; i++)
+        ret = sw_output_check_folder("--nvme", o->nvme[i]);
+    return ret;
+}
+
 int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *options,
                     const struct sw_trainer_hooks *hooks) {
     struct sw_trainer *t = calloc(1, sizeof(*t));
     if (!t) return -ENOMEM;
     t->options = *options;
     t->hooks = *hooks;
-    int ret = sw_output_check(options->out, options->model, options->restart);
+    int ret = check_outputs(options);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {

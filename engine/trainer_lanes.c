@@ -264,15 +264,23 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
     return conclude(t, record);
 }
 
+/* Which gradient is not finite: the unit's count, and the tensor of the first value. */
+static const char *describe_bad(const struct sw_trainer *t, uint32_t unit, char *out,
+                                size_t out_size) {
+    const struct sw_nonfinite *bad = &t->norms[unit].bad;
+    snprintf(out, out_size, "%llu gradients of %s are not finite, the first (%s) in %s, rank 0",
+             (unsigned long long)bad->count, t->model.units[unit].name, bad->is_nan ? "NaN" : "Inf",
+             tensor_name(t, unit, bad->first));
+    return out;
+}
+
 /* Backward mode may have updated units already: such a gradient cannot be taken back. */
 static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t unit) {
-    const struct sw_nonfinite *bad = &t->norms[unit].bad;
+    char what[160];
     sw_error(
-        "step %llu: the gradient of %s holds %llu values that are not finite (the first is %s, "
-        "rank 0); with --overlap backward other units may already be updated, so the run stops "
-        "(--overlap forward skips such steps)",
-        (unsigned long long)step, tensor_name(t, unit, bad->first), (unsigned long long)bad->count,
-        bad->is_nan ? "NaN" : "Inf");
+        "step %llu: %s; with --overlap backward other units may already be updated, so the run "
+        "stops (--overlap forward skips such steps)",
+        (unsigned long long)step, describe_bad(t, unit, what, sizeof(what)));
     return -EDOM;
 }
 
@@ -289,13 +297,8 @@ static int norm(struct sw_trainer *t, struct sw_run *run) {
         return bad >= 0 && record->apply ? refuse_bad(t, record->step, (uint32_t)bad) : 0;
     check_loss(t, record);
     if (record->apply && bad >= 0) {
-        const struct sw_nonfinite *found = &t->norms[bad].bad;
-        char why[192];
-        snprintf(why, sizeof(why),
-                 "the gradient of %s holds %llu non-finite values (first: %s, rank 0)",
-                 tensor_name(t, (uint32_t)bad, found->first), (unsigned long long)found->count,
-                 found->is_nan ? "NaN" : "Inf");
-        skip(record, why);
+        char why[160];
+        skip(record, describe_bad(t, (uint32_t)bad, why, sizeof(why)));
     }
     /* torch.nn.utils.clip_grad_norm_: clip / (norm + 1e-6), at most 1. */
     record->factor = clip > 0 && value > 0 ? fmin(1.0, clip / (value + 1e-6)) : 1.0;

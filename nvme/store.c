@@ -17,10 +17,13 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/size.h"
+
+enum { LOCK_TRIES = 20, LOCK_PAUSE_NS = 50000000 }; /* a second in all */
 
 /* Fills places (unless NULL) and the bytes of one home per folder. */
 static void lay_out(const struct sw_nvme_options *o, struct sw_nvme_place *places,
@@ -81,7 +84,13 @@ static int check_folder(const char *folder) {
 
 /* Locks an open file for this store. -ESTALE: its owner removed it meanwhile, open it again. */
 static int lock_file(const struct sw_nvme_file *file) {
-    if (flock(file->fd, LOCK_EX | LOCK_NB)) {
+    /* A process that was just killed may hold its lock a moment longer. */
+    int busy = flock(file->fd, LOCK_EX | LOCK_NB);
+    for (int tries = 0; busy && errno == EWOULDBLOCK && tries < LOCK_TRIES; tries++) {
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
+        busy = flock(file->fd, LOCK_EX | LOCK_NB);
+    }
+    if (busy) {
         if (errno != EWOULDBLOCK) {
             const int ret = -errno;
             sw_error("nvme: cannot lock '%s': %s", file->path, strerror(-ret));

@@ -182,8 +182,16 @@ def links():
                     yield f"{name}: {target}"
 
 
+def plain_make():
+    """Plain `make` builds the program, whatever targets stand above it."""
+    planned = subprocess.run(["make", "-n", "PROBE=0", "CONFIG=debug"], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    if "-o build/debug/spillway" not in planned and "for 'all'" not in planned:
+        yield f"it would run: {planned[:200]!r}"
+
+
 RULES = [long_lines, long_files, white_space, unfinished_words, header_guards, layers, file_names,
-         public_names, tests_are_run, sizes, links]
+         public_names, tests_are_run, sizes, links, plain_make]
 
 
 def main():

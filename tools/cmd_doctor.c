@@ -230,7 +230,7 @@ static void check_folder(struct doctor *d, const char *folder) {
     struct sw_nvme_mode mode;
     const int ret = probe_folder(d, folder, &mode);
     if (ret < 0) {
-        because(add(d, "storage", BAD, "%s: %s", folder, strerror(-ret)), reason(d, "", ""),
+        because(add(d, "storage", BAD, "%s cannot be used", folder), reason(d, "", strerror(-ret)),
                 "name an existing, writable folder on a local drive with --nvme");
         return;
     }

@@ -67,7 +67,7 @@ static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
     if (run->evals++ == 0) run->val_first = loss;
     run->val_last = loss;
     sw_progress_clear(&run->progress);
-    printf("validation loss %.4f after %llu steps (%llu tokens)\n", loss, (unsigned long long)step,
+    printf("validation loss %.4f after step %llu (%llu tokens)\n", loss, (unsigned long long)step,
            (unsigned long long)tokens);
     fflush(stdout);
     sw_run_log_event(run->log, "eval", step,
@@ -78,7 +78,7 @@ static void on_saved(void *ctx, uint64_t step, const char *dir) {
     struct run *run = ctx;
     sw_progress_clear(&run->progress);
     snprintf(run->saved, sizeof(run->saved), "%s", dir);
-    printf("saved the model after %llu steps in %s\n", (unsigned long long)step, dir);
+    printf("saved the model after step %llu in %s\n", (unsigned long long)step, dir);
     fflush(stdout);
     sw_run_log_event(run->log, "saved", step, json_pack("{s:s}", "dir", dir));
 }
@@ -107,6 +107,9 @@ static void print_start(const struct run *run) {
     printf("%llu parameters, %llu tokens per step\n", (unsigned long long)sw_trainer_params(t),
            (unsigned long long)sw_trainer_tokens_per_step(t));
     print_table(t);
+    const struct sw_train_options *o = sw_trainer_options(t);
+    if (o->optimizer == SW_TIER_NVME && o->nvme_count == 0)
+        printf("the store lies in %s\n", o->out);
     fflush(stdout);
 }
 

@@ -115,7 +115,7 @@ static const struct sw_option options_table[] = {
      .help = "folders of the store, one per drive"},
 
     {"dry-run", .section = "Other", FLAG(dry_run),
-     .help = "check everything, print the plan, stop"},
+     .help = "check options and files, print the plan, stop; write nothing"},
     {"digest", .section = "Other", FLAG(digest),
      .help = "end with hashes of masters, momenta, variances and weights"},
     {"help", .section = "Other", .kind = SW_OPTION_FLAG, .offset = SW_NO_FIELD,

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 #include "base/size.h"
 #include "engine/executor.h"
@@ -32,7 +33,10 @@ static int is_due(struct sw_progress *p, int force) {
 
 static void show(struct sw_progress *p, const char *line) {
     if (p->live) {
-        printf("\r%s\033[K", line);
+        /* A line that wraps could not be drawn over: what does not fit is cut, the tiers first. */
+        struct winsize size = {0};
+        const int known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+        printf("\r%.*s\033[K", known ? size.ws_col - 1 : LINE_MAX_CHARS, line);
         p->line_open = 1;
     } else {
         printf("%s\n", line);
@@ -59,14 +63,13 @@ void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
     print_left(p->step_s_mean * (double)(r->steps - r->step), left, sizeof(left));
     for (int m = 0; m < SW_TIER_COUNT; m++)
         sw_size_print(r->memory_bytes[m], memory[m], sizeof(memory[m]));
-    snprintf(
-        line, sizeof(line),
-        "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  clock %s %.0f%%"
-        "  device %s host %s nvme %s  %s left",
-        (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
-        p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean,
-        sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
-        memory[SW_TIER_HOST], memory[SW_TIER_NVME], left);
+    snprintf(line, sizeof(line),
+             "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  %s left"
+             "  clock %s %.0f%%  device %s host %s nvme %s",
+             (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
+             p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean, left,
+             sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
+             memory[SW_TIER_HOST], memory[SW_TIER_NVME]);
     show(p, line);
 }
 
