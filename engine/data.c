@@ -23,7 +23,8 @@ enum { FEISTEL_ROUNDS = 8, CHECK_TOKENS = 1 << 16 };
 
 /* Maps a file that is not empty. */
 static int map_file(const char *path, const char *what, const void **map, uint64_t *bytes) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a pipe in the file's place is refused below, not waited for. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         const int ret = -errno;
         sw_error("%s: cannot open %s: %s", what, path, strerror(-ret));

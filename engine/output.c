@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/log.h"
@@ -17,20 +18,21 @@
 /* What runs leave in their folder; --restart removes these and refuses to touch anything else. */
 static const char *const ours[] = {"config.json",
                                    "generation_config.json",
-                                   "*.safetensors",
+                                   "model.safetensors",
+                                   "model-[0-9]*-of-[0-9]*.safetensors",
                                    "model.safetensors.index.json",
-                                   "tokenizer*",
+                                   "tokenizer.json",
+                                   "tokenizer.model",
+                                   "tokenizer_config.json",
                                    "special_tokens_map.json",
                                    "vocab.json",
                                    "merges.txt",
                                    "added_tokens.json",
                                    "chat_template.jinja",
-                                   "step-*",
-                                   "*.state",
-                                   "*.partial",
-                                   "*.jsonl",
-                                   ".*.tmp*",
-                                   "*.tmp"};
+                                   "chat_template.json",
+                                   "step-[0-9]*",
+                                   "optimizer.[0-9]*.state",
+                                   "*.partial"};
 
 static int is_ours(const char *name) {
     for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
@@ -38,14 +40,35 @@ static int is_ours(const char *name) {
     return 0;
 }
 
-/* The first entry of a folder that satisfies `foreign`, or any entry at all. 1 found, 0 none. */
-static int find_entry(const char *dir, int foreign, char *name, size_t name_size) {
+/* The name of a path in the folder `dir`, or NULL when it lies elsewhere. */
+static const char *name_in(const char *path, const char *dir) {
+    char parent[PATH_MAX], a[PATH_MAX], b[PATH_MAX];
+    if (!path) return NULL;
+    const char *slash = strrchr(path, '/');
+    if (slash)
+        snprintf(parent, sizeof(parent), "%.*s/", (int)(slash - path), path);
+    else
+        snprintf(parent, sizeof(parent), ".");
+    if (!realpath(parent, a) || !realpath(dir, b) || strcmp(a, b) != 0) return NULL;
+    return slash ? slash + 1 : path;
+}
+
+static int is_named(const char *name, const char *path, const char *dir) {
+    const char *own = name_in(path, dir);
+    return own && strcmp(own, name) == 0;
+}
+
+/* The first entry of a folder, or the first one that is not a run's, its log or trace. 1 found. */
+static int find_entry(const char *dir, int foreign, const char *log, const char *trace, char *name,
+                      size_t name_size) {
     DIR *d = opendir(dir);
     if (!d) return -errno;
     int found = 0;
     for (struct dirent *e; !found && (e = readdir(d));) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        if (foreign && is_ours(e->d_name)) continue;
+        if (foreign && (is_ours(e->d_name) || is_named(e->d_name, log, dir) ||
+                        is_named(e->d_name, trace, dir)))
+            continue;
         snprintf(name, name_size, "%s", e->d_name);
         found = 1;
     }
@@ -60,16 +83,21 @@ static int is_same_or_inside(const char *path, const char *dir) {
     return !strncmp(a, b, n) && (a[n] == '\0' || a[n] == '/');
 }
 
-static int check_parent(const char *option, const char *out) {
-    char parent[PATH_MAX];
-    snprintf(parent, sizeof(parent), "%s", out);
+/* Writes the folder that `path` lies in. */
+static void parent_of(const char *path, char *parent, size_t parent_size) {
+    snprintf(parent, parent_size, "%s", path);
     size_t n = strlen(parent);
     while (n > 1 && parent[n - 1] == '/') parent[--n] = '\0';
     char *slash = strrchr(parent, '/');
     if (!slash)
-        snprintf(parent, sizeof(parent), ".");
+        snprintf(parent, parent_size, ".");
     else
         slash[slash == parent] = '\0';
+}
+
+static int check_parent(const char *option, const char *out) {
+    char parent[PATH_MAX];
+    parent_of(out, parent, sizeof(parent));
     struct stat st;
     if (stat(parent, &st) < 0) {
         const int ret = -errno;
@@ -85,10 +113,18 @@ static int check_parent(const char *option, const char *out) {
     return 0;
 }
 
-int sw_output_check(const char *out, const char *model_dir, int restart) {
+int sw_output_check(const char *out, const char *model_dir, int restart, const char *log,
+                    const char *trace) {
     struct stat st;
     if (lstat(out, &st) < 0) {
-        if (errno == ENOENT) return check_parent("--out", out);
+        char parent[PATH_MAX];
+        parent_of(out, parent, sizeof(parent));
+        if (errno == ENOENT && !is_same_or_inside(parent, model_dir))
+            return check_parent("--out", out);
+        if (errno == ENOENT) {
+            sw_error("--out %s lies in the model's folder; choose another", out);
+            return -EEXIST;
+        }
         const int ret = -errno;
         sw_error("--out %s: %s", out, strerror(-ret));
         return ret;
@@ -102,7 +138,7 @@ int sw_output_check(const char *out, const char *model_dir, int restart) {
         return -EEXIST;
     }
     char name[NAME_MAX + 1];
-    int found = find_entry(out, 0, name, sizeof(name));
+    int found = find_entry(out, 0, NULL, NULL, name, sizeof(name));
     if (found == 1 && !restart) {
         sw_error(
             "--out %s is not empty (it holds %s): choose another folder, or --restart to replace "
@@ -110,7 +146,7 @@ int sw_output_check(const char *out, const char *model_dir, int restart) {
             out, name);
         return -EEXIST;
     }
-    if (found == 1) found = find_entry(out, 1, name, sizeof(name));
+    if (found == 1) found = find_entry(out, 1, log, trace, name, sizeof(name));
     if (found == 1) {
         sw_error("--restart: %s holds %s, which no run of this program leaves there; nothing was "
                  "removed",
@@ -150,33 +186,58 @@ static int remove_entry(const char *path, const struct stat *st, int flag, struc
     return ftw->level == 0 ? 0 : remove(path);
 }
 
-int sw_output_take(const char *out, int restart, int *made) {
-    *made = 0;
-    if (mkdir(out, 0777) == 0) {
-        *made = 1;
-        return 0;
+/* Removes everything in a folder. */
+static int empty(const char *dir) {
+    if (nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0) return 0;
+    const int ret = errno ? -errno : -EIO;
+    sw_error("cannot empty the folder %s: %s", dir, strerror(-ret));
+    return ret;
+}
+
+int sw_output_take(const char *out, int *made, int *held) {
+    *made = mkdir(out, 0777) == 0;
+    int ret = *made || errno == EEXIST ? 0 : -errno;
+    const int fd = ret == 0 ? open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (ret == 0 && fd < 0) ret = -errno;
+    if (ret == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        ret = -errno;
+        close(fd);
+        if (ret == -EWOULDBLOCK) {
+            sw_error("--out %s is being written by another run; choose another folder", out);
+            return ret;
+        }
     }
-    if (errno != EEXIST) {
-        const int ret = -errno;
-        sw_error("cannot make the output folder %s: %s", out, strerror(-ret));
-        return ret;
+    if (ret < 0)
+        sw_error("cannot take the output folder %s: %s", out, strerror(-ret));
+    else
+        *held = fd;
+    return ret;
+}
+
+int sw_output_empty(const char *out, const char *log, const char *trace) {
+    DIR *d = opendir(out);
+    int ret = d ? 0 : -errno;
+    for (struct dirent *e; ret == 0 && (e = readdir(d));) {
+        char path[PATH_MAX], partial[PATH_MAX];
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        snprintf(partial, sizeof(partial), "%s.partial", trace ? trace : "");
+        if (fnmatch("*.state", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
+            is_named(e->d_name, trace ? partial : NULL, out))
+            continue; /* of the run that begins */
+        if (snprintf(path, sizeof(path), "%s/%s", out, e->d_name) >= (int)sizeof(path))
+            ret = -ENAMETOOLONG;
+        struct stat st;
+        if (ret == 0 && lstat(path, &st) == 0 && S_ISDIR(st.st_mode)) ret = empty(path);
+        if (ret == 0 && remove(path) < 0) ret = -errno;
     }
-    if (restart && nftw(out, remove_entry, 16, FTW_DEPTH | FTW_PHYS) != 0) {
-        const int ret = errno ? -errno : -EIO;
-        sw_error("cannot empty the output folder %s: %s", out, strerror(-ret));
-        return ret;
-    }
-    return 0;
+    if (d) closedir(d);
+    if (ret < 0) sw_error("--restart: cannot empty %s: %s", out, strerror(-ret));
+    return ret;
 }
 
 static int sync_parent(const char *path) {
     char parent[PATH_MAX];
-    snprintf(parent, sizeof(parent), "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (!slash)
-        snprintf(parent, sizeof(parent), ".");
-    else
-        slash[slash == parent] = '\0';
+    parent_of(path, parent, sizeof(parent));
     const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return -errno;
     const int ret = fsync(fd) < 0 ? -errno : 0;
@@ -189,10 +250,13 @@ int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype 
     char partial[PATH_MAX];
     if (snprintf(partial, sizeof(partial), "%s.partial", dir) >= (int)sizeof(partial))
         return -ENAMETOOLONG;
-    int made;
-    int ret = sw_output_take(partial, 1, &made);
+    int ret = mkdir(partial, 0777) == 0 || errno == EEXIST ? empty(partial) : -errno;
+    if (ret < 0) sw_error("cannot make the folder %s: %s", partial, strerror(-ret));
     if (ret == 0) ret = sw_model_save(model, partial, dtype, fetch, ctx);
-    if (ret < 0) return ret;
+    if (ret < 0) {
+        rmdir(partial);
+        return ret;
+    }
     if (rename(partial, dir) < 0)
         ret = -errno;
     else
@@ -202,10 +266,38 @@ int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype 
 }
 
 void sw_output_stopped_name(const char *out, uint64_t step, char *name, uint32_t name_size) {
+    char whole[PATH_MAX], parent[PATH_MAX];
+    if (!realpath(out, whole)) snprintf(whole, sizeof(whole), "%s", out);
+    /* As the user wrote it, unless that says nothing, as "." does. */
     size_t n = strlen(out);
     while (n > 1 && out[n - 1] == '/') n--;
+    const int plain = out[n - 1] != '.';
+    const char *base = plain ? out : whole;
+    const int length = plain ? (int)n : (int)strlen(whole);
+    parent_of(whole, parent, sizeof(parent));
+    const char *place = access(parent, W_OK) == 0 ? "." : "/"; /* beside, or else inside */
     struct stat st;
-    snprintf(name, name_size, "%.*s.step-%llu", (int)n, out, (unsigned long long)step);
+    snprintf(name, name_size, "%.*s%sstep-%llu", length, base, place, (unsigned long long)step);
     for (int i = 2; lstat(name, &st) == 0 && i < 10000; i++)
-        snprintf(name, name_size, "%.*s.step-%llu.%d", (int)n, out, (unsigned long long)step, i);
+        snprintf(name, name_size, "%.*s%sstep-%llu.%d", length, base, place,
+                 (unsigned long long)step, i);
+}
+
+int sw_output_is_input(const char *option, const char *path, const char *const *inputs, int count,
+                       const char *model_dir) {
+    struct stat a, b;
+    char parent[PATH_MAX];
+    if (!path) return 0;
+    parent_of(path, parent, sizeof(parent));
+    int clash = is_same_or_inside(parent, model_dir);
+    for (int i = 0; i < count && !clash; i++) {
+        if (!inputs[i]) continue;
+        clash = strcmp(path, inputs[i]) == 0 ||
+                (stat(path, &a) == 0 && stat(inputs[i], &b) == 0 && a.st_ino == b.st_ino &&
+                 a.st_dev == b.st_dev && S_ISREG(a.st_mode));
+    }
+    if (!clash) return 0;
+    sw_error("%s %s would overwrite an input of this run, or another output; choose another file",
+             option, path);
+    return -EEXIST;
 }

@@ -5,25 +5,34 @@
 #include <stdint.h>
 #include "engine/model.h"
 
-/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves;
- * and that it is neither the model's folder nor inside it. Changes nothing. -EEXIST, -ENOENT, ...
- * reported. */
-int sw_output_check(const char *out, const char *model_dir, int restart);
+/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves and
+ * the log and trace named here (NULL: none); and that it is neither the model's folder nor inside
+ * it. Changes nothing. -EEXIST, -ENOENT, ... reported. */
+int sw_output_check(const char *out, const char *model_dir, int restart, const char *log,
+                    const char *trace);
+
+/* -EEXIST, reported, when writing `path` (NULL: fine) would overwrite one of the inputs (NULL
+ * entries are fine) or a file of the model's folder. */
+int sw_output_is_input(const char *option, const char *path, const char *const *inputs, int count,
+                       const char *model_dir);
 
 /* Checks before a run that a file can be made (path NULL: none is asked for), or that a folder is
  * there and writable. `option` is named in the error. Change nothing. 0 or -errno, reported. */
 int sw_output_check_file(const char *option, const char *path);
 int sw_output_check_folder(const char *option, const char *path);
 
-/* Makes the folder, emptied first when restarting. Call sw_output_check() before. *made says that
- * the folder was not there. */
-int sw_output_take(const char *out, int restart, int *made);
+/* Makes the folder where it is absent (*made) and locks it for this run until *held is closed. */
+int sw_output_take(const char *out, int *made, int *held);
+
+/* Removes what an earlier run left, once the new one is sure to start: all but the store's files,
+ * the log and the unfinished trace. */
+int sw_output_empty(const char *out, const char *log, const char *trace);
 
 /* Writes the model to dir, which must not exist: to dir.partial first, then renamed. */
 int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                    sw_model_fetch fetch, void *ctx);
 
-/* `out`.step-N, or the next free name like it. */
+/* `out`.step-N, or the next free name like it; in `out` when its parent cannot be written. */
 void sw_output_stopped_name(const char *out, uint64_t step, char *name, uint32_t name_size);
 
 #endif

@@ -41,7 +41,8 @@ static int truncated(const struct sw_safetensors *file, uint64_t needed, const c
 }
 
 static int map_file(struct sw_safetensors *file) {
-    const int fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    /* Not blocking: a pipe in the file's place is refused below, not waited for. */
+    const int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         const int ret = -errno;
         sw_error("cannot open %s: %s", file->path, strerror(-ret));

@@ -129,12 +129,17 @@ static int build_turns(struct sw_trainer *t) {
 /* What the run will write is refused now if it cannot be written. A log in the output folder comes
  * to be with it. */
 static int check_outputs(const struct sw_train_options *o) {
-    int ret = sw_output_check(o->out, o->model, o->restart);
-    const size_t out_length = strlen(o->out);
+    const char *const inputs[] = {o->data, o->mask, o->val};
+    int ret = sw_output_check(o->out, o->model, o->restart, o->log, o->trace);
     const char *const files[][2] = {{"--log", o->log}, {"--trace", o->trace}};
-    for (int i = 0; i < 2 && ret == 0; i++)
-        if (files[i][1] && strncmp(files[i][1], o->out, out_length) != 0)
-            ret = sw_output_check_file(files[i][0], files[i][1]);
+    const size_t out_length = strlen(o->out);
+    for (int i = 0; i < 2 && ret == 0; i++) {
+        ret = sw_output_is_input(files[i][0], files[i][1], inputs, 3, o->model);
+        const int in_out = files[i][1] && !strncmp(files[i][1], o->out, out_length) &&
+                           files[i][1][out_length] == '/';
+        if (ret == 0 && !in_out) ret = sw_output_check_file(files[i][0], files[i][1]);
+    }
+    if (ret == 0) ret = sw_output_is_input("--trace", o->trace, &o->log, 1, o->model);
     for (uint32_t i = 0; i < o->nvme_count && ret == 0; i++)
         ret = sw_output_check_folder("--nvme", o->nvme[i]);
     return ret;
@@ -146,6 +151,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     if (!t) return -ENOMEM;
     t->options = *options;
     t->hooks = *hooks;
+    t->out_held = -1;
     int ret = check_outputs(options);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
@@ -197,12 +203,14 @@ static int check_memory(const struct sw_trainer *t) {
 
 int sw_trainer_start(struct sw_trainer *t) {
     int ret = check_memory(t);
-    if (ret == 0) ret = sw_output_take(t->options.out, t->options.restart, &t->out_made);
+    if (ret == 0) ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
     if (ret == 0) ret = open_executor(t);
+    if (ret == 0 && t->options.restart)
+        ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);
     return ret;
 }
 
@@ -211,6 +219,7 @@ void sw_trainer_close(struct sw_trainer *t) {
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
+    if (t->out_held >= 0) close(t->out_held);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
     struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
                                      &t->drain, &t->eval_first, &t->eval_next};

@@ -124,9 +124,9 @@ struct sw_trainer {
     uint64_t updates;                 /* applied; control lane */
     uint32_t skips_in_a_row;          /* control lane */
     struct eval_state eval;
-    uint64_t reported;    /* steps */
-    uint64_t last_end_ns; /* of the step before, or of the last pause */
-    int out_made;
+    uint64_t reported;      /* steps */
+    uint64_t last_end_ns;   /* of the step before, or of the last pause */
+    int out_made, out_held; /* held: a descriptor with the folder's lock, or -1 */
 };
 
 static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step) {

@@ -193,7 +193,14 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
     }
     if (ret < 0) return ret;
     *stopped_at = step;
-    if (step == o->steps) return save_final(t);
+    if (step == o->steps) {
+        if (t->updates == 0)
+            sw_warning("every step was skipped: the weights saved are those of --model");
+        ret = save_final(t);
+        const int traced = sw_trace_close(t->trace);
+        t->trace = NULL;
+        return ret < 0 ? ret : traced;
+    }
     ret = step > 0 ? save_stopped(t, step) : 0;
     return ret < 0 ? ret : 1;
 }

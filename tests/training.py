@@ -437,5 +437,69 @@ def restart_replaces_an_earlier_run_and_nothing_else():
         t.check(os.path.exists(tmp + "/run/model.safetensors"), "something was removed")
 
 
+@t.test
+def a_restart_that_fails_keeps_the_old_model():
+    with t.folder() as tmp:
+        common = ["--seq-len", 32, "--steps", 2]
+        train(tmp, "run", *common)
+        before = t.read_model(tmp + "/run")[1]
+        os.mkdir(tmp + "/busy")
+        holder = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
+                            "--out", tmp + "/other", "--optimizer", "nvme", "--nvme",
+                            tmp + "/busy", "--steps", 100000, "--seq-len", 32])
+        holder.wait_for("^step 1/")
+        run, _, _ = train(tmp, "run", *common, "--restart", "--optimizer", "nvme", "--nvme",
+                          tmp + "/busy", rc=1)
+        holder.signal(signal.SIGINT)
+        holder.finish()
+        t.contains(run.stderr, "in use", "the reason")
+        t.check(t.read_model(tmp + "/run")[1] == before, "the old model is gone", run)
+
+
+@t.test
+def two_runs_do_not_share_an_output_folder():
+    with t.folder() as tmp:
+        first = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
+                           "--out", tmp + "/one", "--steps", 100000, "--seq-len", 32])
+        first.wait_for("^step 1/")
+        second = t.train(tmp + "/one", "--steps", 1, "--seq-len", 32, "--restart")
+        first.signal(signal.SIGINT)
+        t.equal(first.finish().rc, 130, "exit status of the first")
+        t.equal(second.rc, 1, "exit status of the second", second)
+        t.contains(second.stderr, "another run", "the reason")
+
+
+@t.test
+def outputs_never_overwrite_inputs():
+    with t.folder() as tmp:
+        data = first_tokens(tmp, 1000)
+        with open(data, "rb") as file:
+            before = file.read()
+        for i, (option, path) in enumerate((("--log", data), ("--trace", data),
+                                            ("--log", t.MODEL + "/config.json"),
+                                            ("--trace", t.MODEL + "/new.json"))):
+            run = t.train(f"{tmp}/out-{i}", "--steps", 1, "--seq-len", 32, option, path, data=data)
+            t.equal(run.rc, 1, f"{option} {path}", run)
+            t.contains(run.stderr, "overwrite", "the reason")
+            t.check(not os.path.exists(f"{tmp}/out-{i}"), "the output folder was made", run)
+        run = t.train(tmp + "/same", "--steps", 1, "--seq-len", 32, "--log", tmp + "/x", "--trace",
+                      tmp + "/x", data=data)
+        t.equal(run.rc, 1, "log and trace in one file", run)
+        with open(data, "rb") as file:
+            t.check(file.read() == before, "the data was changed")
+
+
+@t.test
+def closed_standard_streams_change_nothing():
+    """Without the streams a file could be opened under their numbers and be printed into."""
+    with t.folder() as tmp:
+        digests = []
+        for name, preexec in (("open", None), ("closed", lambda: (os.close(1), os.close(2)))):
+            run, _, others = train(tmp, name, "--seq-len", 32, "--steps", 6, "--optimizer", "nvme",
+                                   "--digest", preexec=preexec)
+            digests.append([o for o in others if o["event"] == "digest"])
+        t.equal(digests[1], digests[0], "digest")
+
+
 if __name__ == "__main__":
     t.main()

@@ -2,6 +2,7 @@
 #include "tools/commands.h"
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -31,11 +32,21 @@ static void on_signal(int number) {
     (void)ignored;
 }
 
+static void on_bus_error(int number) {
+    static const char text[] = "spillway: error: an input file became shorter while it was read\n";
+    const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
+    (void)ignored;
+    (void)number;
+    _exit(SW_EXIT_FAILED);
+}
+
 static void watch_signals(void) {
+    signal(SIGBUS, on_bus_error);
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
 }
 
 struct run {
@@ -71,7 +82,9 @@ static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
            (unsigned long long)tokens);
     fflush(stdout);
     sw_run_log_event(run->log, "eval", step,
-                     json_pack("{s:f, s:I}", "val_loss", loss, "tokens", (json_int_t)tokens));
+                     json_pack("{s:o, s:I}", "val_loss",
+                               isfinite(loss) ? json_real(loss) : json_null(), "tokens",
+                               (json_int_t)tokens));
 }
 
 static void on_saved(void *ctx, uint64_t step, const char *dir) {

@@ -2,8 +2,11 @@
  * printed. */
 #include "tools/commands.h"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "tools/command_line.h"
@@ -37,7 +40,25 @@ static void print_usage(FILE *out) {
         out);
 }
 
+/* A file opened under the number of a closed standard stream would receive what is printed. */
+static void fill_standard_streams(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO) close(fd);
+}
+
+/* Output that did not reach its reader is a failure, if nothing else was. */
+static int end(int status) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    sw_error("not all output could be written to standard output");
+    return status == SW_EXIT_OK ? SW_EXIT_FAILED : status;
+}
+
 int main(int argc, char **argv) {
+    fill_standard_streams();
+    signal(SIGPIPE, SIG_IGN); /* a reader that leaves does not end a training */
+    signal(SIGXFSZ, SIG_IGN); /* the limit is reported as a failed write */
     sw_log_set_sink(print_line, NULL);
     if (argc < 2) {
         print_usage(stderr);
@@ -54,7 +75,7 @@ int main(int argc, char **argv) {
     }
     const char *names[COMMANDS];
     for (int i = 0; i < COMMANDS; i++) {
-        if (!strcmp(name, commands[i].name)) return commands[i].run(argc - 1, argv + 1);
+        if (!strcmp(name, commands[i].name)) return end(commands[i].run(argc - 1, argv + 1));
         names[i] = commands[i].name;
     }
     sw_error("unknown command '%s'; the nearest is '%s' (spillway --help lists all)", name,
