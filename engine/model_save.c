@@ -39,6 +39,12 @@ static const char *const companions[] = {
 };
 enum { COMPANIONS = sizeof(companions) / sizeof(companions[0]) };
 
+int sw_model_is_companion(const char *name) {
+    for (int i = 0; i < COMPANIONS; i++)
+        if (strcmp(companions[i], name) == 0) return 1;
+    return 0;
+}
+
 struct source { /* of one tensor to write */
     uint32_t unit, tensor, shard;
 };

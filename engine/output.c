@@ -15,21 +15,12 @@
 #include <unistd.h>
 #include "base/log.h"
 
-/* What runs leave in their folder; --restart removes these and refuses to touch anything else. */
+/* What runs leave in their folder beside the model's companions; --restart removes both and refuses
+ * to touch anything else. */
 static const char *const ours[] = {"config.json",
-                                   "generation_config.json",
                                    "model.safetensors",
                                    "model-[0-9]*-of-[0-9]*.safetensors",
                                    "model.safetensors.index.json",
-                                   "tokenizer.json",
-                                   "tokenizer.model",
-                                   "tokenizer_config.json",
-                                   "special_tokens_map.json",
-                                   "vocab.json",
-                                   "merges.txt",
-                                   "added_tokens.json",
-                                   "chat_template.jinja",
-                                   "chat_template.json",
                                    "step-[0-9]*",
                                    "optimizer.[0-9]*.state",
                                    "*.partial"};
@@ -37,7 +28,7 @@ static const char *const ours[] = {"config.json",
 static int is_ours(const char *name) {
     for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
         if (fnmatch(ours[i], name, 0) == 0) return 1;
-    return 0;
+    return sw_model_is_companion(name);
 }
 
 /* The name of a path in the folder `dir`, or NULL when it lies elsewhere. */
