@@ -62,6 +62,7 @@ $(call required,OpenMP,$(call probe,omp.h,))
 $(call required,oneDNN,$(call probe,dnnl.h,-ldnnl))
 $(call required,jansson,$(call probe,jansson.h,-ljansson))
 $(call required,xxHash,$(call probe,xxhash.h,-lxxhash))
+$(call required,ISA-L,$(call probe,isa-l/crc.h,-lisal))
 $(call required,toml++,$(call probexx,toml++/toml.h,))
 endif
 
@@ -76,6 +77,7 @@ probes:
 	$(call said,oneDNN,required,$(call probe,dnnl.h,-ldnnl))
 	$(call said,jansson,required,$(call probe,jansson.h,-ljansson))
 	$(call said,xxHash,required,$(call probe,xxhash.h,-lxxhash))
+	$(call said,ISA-L,required,$(call probe,isa-l/crc.h,-lisal))
 	$(call said,toml++,required,$(call probexx,toml++/toml.h,))
 	$(call said,cmocka,tests,$(call probe,stdarg.h>\n$(hash)include <stddef.h>\n$(hash)include \
 	  <setjmp.h>\n$(hash)include <stdint.h>\n$(hash)include <cmocka.h,-lcmocka))
@@ -83,21 +85,22 @@ probes:
 	$(call said,NCCL,optional,$(call probe,nccl.h,$(cuda_at) -lnccl))
 .PHONY: probes
 
-libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lm -lpthread
+libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lisal -lm -lpthread
 
-# kernels/host/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their own instruction
-# sets.
+# kernels/host/*_isa.c, offload/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their
+# own instruction sets.
 isa_scalar :=
 isa_avx2   := -mavx2 -mfma -mf16c
 isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 isas       := scalar avx2 avx512
 
-isa_srcs := $(wildcard kernels/host/*_isa.c)
+isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
 lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
               kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
+bench_tools := $(patsubst %.c,$(O)/%,$(wildcard tests/bench/*.c))
 test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
 
@@ -117,6 +120,17 @@ $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
 
+$(O)/tests/bench/%: $(O)/tests/bench/%.c.o $(O)/libspillway.a
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) $(libs) -o $@
+bench-tools: $(bench_tools)
+
+# The CPU Adam is usable on its own: this one links with nothing but base/.
+adam_alone := $(patsubst %,$(O)/%.o,$(wildcard base/*.c cpu_adam/*.c))
+$(O)/tests/test_adam_alone: $(O)/tests/test_adam_alone.c.o $(adam_alone)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $^ -lcmocka -lisal -lm -lpthread -o $@
+
 # The options are tools/, which is not in the library, and their TOML parser is C++.
 $(O)/tests/test_options: $(filter $(O)/tools/command_line%.o $(O)/tools/toml_%.o,$(tool_objs))
 $(O)/tests/test_options: libs += -lstdc++
@@ -127,8 +141,10 @@ $(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)
 # -O3.
 $(O)/cpu_adam/adam_%.c.o: speed = -O3
 $(O)/kernels/host/%.o:    speed = -O3
+$(O)/offload/stream_isa.%.o: speed = -O3
 ifneq ($(filter asan tsan debug,$(CONFIG)),)
-$(O)/cpu_adam/adam_%.c.o $(O)/kernels/host/%.o: speed = $(filter -O%,$(opt))
+$(O)/cpu_adam/adam_%.c.o $(O)/kernels/host/%.o $(O)/offload/stream_isa.%.o: \
+  speed = $(filter -O%,$(opt))
 endif
 
 $(O)/%.c.o: %.c Makefile
@@ -165,6 +181,7 @@ help:
 	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
 	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
 	@echo 'make bench          memory saved by the NVMe tier, and the overlap modes, on this machine'
+	@echo 'make bench-tools    the programs of tests/bench/*.c, into build/release/tests/bench/'
 	@echo 'make format         clang-format over the sources; format-check only looks'
 	@echo 'make tidy           the rules of the tree: lengths, names, words, every test run'
 	@echo 'make clean          removes build/'
@@ -205,7 +222,7 @@ tidy:
 clean:
 	rm -rf build
 
-.PHONY: all tests help deps quickstart test check-broken check-long bench format format-check \
-        tidy clean
+.PHONY: all tests bench-tools help deps quickstart test check-broken check-long bench format \
+        format-check tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -1,3 +1,3 @@
-/* cpu_adam/adam_avx512.c - the Adam loop for AVX-512; the Makefile gives this file its flags. */
-#define SW_ADAM_KERNEL sw_adam_kernel_avx512
+/* cpu_adam/adam_avx512.c - the loops of adam_kernel.h; the Makefile gives this file its flags. */
+#define SW_ADAM_ISA avx512
 #include "cpu_adam/adam_kernel.h"

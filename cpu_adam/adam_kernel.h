@@ -1,64 +1,345 @@
-/* cpu_adam/adam_kernel.h - the loop behind every variant, compiled once per instruction set.
+/* cpu_adam/adam_kernel.h - the loops behind every variant, compiled once per instruction set.
  *
  * Plain element-wise C: the compiler vectorises it, each element's operations stay the same IEEE
  * operations in the same order (no contraction, no reduction, no approximate root or divide), and
- * so the width of a vector cannot show in the bits. A file that includes this defines
- * SW_ADAM_KERNEL, the name of the function to make. The loops are specialised by type, so nothing
- * is decided inside. */
-#include "cpu_adam/adam_variants.h"
-
+ * so the width of a vector cannot show in the bits. A file that includes this defines SW_ADAM_ISA.
+ * The loops are specialised by type, so nothing is decided inside; 8-bit moments and the update's
+ * norm are made around them, a block at a time in the first-level cache. */
+#include <emmintrin.h>
 #include <math.h>
+#include <string.h>
+#include "cpu_adam/adam_variants.h"
+#include "cpu_adam/moments8.h"
 
-enum emit { EMIT_NONE, EMIT_BF16, EMIT_FP32 };
+#define SW_PASTE_(a, b) a##_##b
+#define SW_PASTE(a, b)  SW_PASTE_(a, b)
+#define SW_NAME(name)   SW_PASTE(name, SW_ADAM_ISA)
+#define SW_INLINE       static inline __attribute__((always_inline))
 
-/* One loop. `grad_dtype` and `emit` are constants at every call, so the branches on them fold away.
- * The scalars are copied to locals because the stores could otherwise alias them. */
-static inline __attribute__((always_inline)) void
-run(const struct sw_adam_step *step, float decay_in, float *restrict master,
-    float *restrict momentum, float *restrict variance, const void *restrict grad,
-    void *restrict weight, size_t count, enum sw_dtype grad_dtype, enum emit emit) {
-    const float beta1 = step->beta1, one_minus_beta1 = step->one_minus_beta1;
-    const float beta2 = step->beta2, one_minus_beta2 = step->one_minus_beta2;
-    const float eps = step->eps, step_size = step->step_size;
-    const float rsqrt_bias2 = step->rsqrt_bias2, grad_scale = step->grad_scale;
-    const float decay = decay_in;
-    for (size_t i = 0; i < count; i++) {
+/* Lines of a tile are asked for this many bytes ahead of their use; docs/cpu-adam.md has the
+ * measurement that chose it. */
+#ifndef SW_ADAM_PREFETCH_BYTES
+#define SW_ADAM_PREFETCH_BYTES 2048
+#endif
+#ifndef SW_ADAM_TILE
+#define SW_ADAM_TILE 64
+#endif
+/* The weight is pure output: stores around the caches spare its lines their read. */
+#ifndef SW_ADAM_WEIGHT_AROUND
+#define SW_ADAM_WEIGHT_AROUND 1
+#endif
+enum { TILE = SW_ADAM_TILE, LINE_BYTES = 64, BLOCK = SW_ADAM_BLOCK };
+
+/* Where one run of elements lies; what a format does not use is NULL. */
+struct place {
+    float *master;
+    sw_bf16 *half;
+    int16_t *remainder;
+    float *momentum, *variance;
+    const void *grad;
+    void *weight;
+};
+
+/* How the master is kept and what is emitted. */
+enum form { FP32, FP32_TO_BF16, FP32_TO_FP32, SPLIT, SPLIT_TO_BF16, SPLIT_TO_FP32, FORMS };
+
+SW_INLINE float master_at(const float *master, const sw_bf16 *half, const int16_t *remainder,
+                          uint64_t i, enum form form) {
+    return form >= SPLIT
+               ? sw_f32_from_bits(((uint32_t)half[i] << 16) + (uint32_t)(int32_t)remainder[i])
+               : master[i];
+}
+
+/* One piece of a run, at most a tile. `grad_dtype`, `form` and `coupled` are constants at every
+ * call, so the branches on them fold away. The scalars come by value because the stores could alias
+ * them. Two loops, because the chain from gradient to weight, with a root and a division in it, is
+ * longer than what a core looks ahead: cut in two, more elements are under way at once. */
+SW_INLINE void piece(const struct sw_adam_step step, float decay_factor, float decay_grad,
+                     float *restrict master, sw_bf16 *restrict half, int16_t *restrict remainder,
+                     float *restrict momentum, float *restrict variance, const void *restrict grad,
+                     void *restrict weight, uint64_t count, enum sw_dtype grad_dtype,
+                     enum form form, int coupled) {
+    _Alignas(LINE_BYTES) float direction[TILE];
+    for (uint64_t i = 0; i < count; i++) {
         const float raw = grad_dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i])
                                                 : ((const float *)grad)[i];
-        const float g = raw * grad_scale;
-        const float m = beta1 * momentum[i] + one_minus_beta1 * g;
-        const float v = beta2 * variance[i] + (one_minus_beta2 * g) * g;
-        const float root = sqrtf(v) * rsqrt_bias2 + eps;
-        const float p = master[i] * decay - step_size * (m / root);
+        const float scaled = raw * step.grad_scale;
+        const float g =
+            coupled ? scaled + decay_grad * master_at(master, half, remainder, i, form) : scaled;
+        const float m = step.beta1 * momentum[i] + step.one_minus_beta1 * g;
+        const float v = step.beta2 * variance[i] + (step.one_minus_beta2 * g) * g;
+        const float root = sqrtf(v) * step.rsqrt_bias2 + step.eps;
+        direction[i] = m / root;
         momentum[i] = m;
         variance[i] = v;
-        master[i] = p;
-        if (emit == EMIT_BF16) ((sw_bf16 *)weight)[i] = sw_bf16_from_weight(p);
-        if (emit == EMIT_FP32) ((float *)weight)[i] = p;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        const float before = master_at(master, half, remainder, i, form);
+        const float p = before * decay_factor - step.step_size * direction[i];
+        const sw_bf16 rounded = sw_bf16_from_weight(p);
+        if (form >= SPLIT) {
+            half[i] = rounded;
+            remainder[i] = (int16_t)(sw_f32_bits(p) - ((uint32_t)rounded << 16));
+        } else {
+            master[i] = p;
+        }
+        if (form == FP32_TO_BF16 || form == SPLIT_TO_BF16) ((sw_bf16 *)weight)[i] = rounded;
+        if (form == FP32_TO_FP32 || form == SPLIT_TO_FP32) ((float *)weight)[i] = p;
     }
 }
 
-void SW_ADAM_KERNEL(const struct sw_adam_step *step, const struct sw_adam_span *span, size_t first,
-                    size_t count) {
-    float *p = span->master + first, *m = span->momentum + first, *v = span->variance + first;
-    const void *g = (const char *)span->grad + first * sw_dtype_bytes(span->grad_dtype);
-    void *w =
-        span->weight ? (char *)span->weight + first * sw_dtype_bytes(span->weight_dtype) : NULL;
-    const enum emit emit = !w ? EMIT_NONE : span->weight_dtype == SW_BF16 ? EMIT_BF16 : EMIT_FP32;
-    const float d = span->decay;
-    if (span->grad_dtype == SW_BF16) {
-        if (emit == EMIT_NONE)
-            run(step, d, p, m, v, g, w, count, SW_BF16, EMIT_NONE);
-        else if (emit == EMIT_BF16)
-            run(step, d, p, m, v, g, w, count, SW_BF16, EMIT_BF16);
-        else
-            run(step, d, p, m, v, g, w, count, SW_BF16, EMIT_FP32);
-    } else {
-        if (emit == EMIT_NONE)
-            run(step, d, p, m, v, g, w, count, SW_FP32, EMIT_NONE);
-        else if (emit == EMIT_BF16)
-            run(step, d, p, m, v, g, w, count, SW_FP32, EMIT_BF16);
-        else
-            run(step, d, p, m, v, g, w, count, SW_FP32, EMIT_FP32);
+/* A whole tile of weights to where they belong, around the caches where the address allows it. */
+SW_INLINE void emit(void *to, const void *from, uint64_t bytes) {
+    if ((uintptr_t)to % sizeof(__m128i)) {
+        memcpy(to, from, bytes);
+        return;
     }
+    for (uint64_t b = 0; b < bytes; b += sizeof(__m128i))
+        _mm_stream_si128((__m128i *)((char *)to + b),
+                         _mm_load_si128((const __m128i *)((const char *)from + b)));
+}
+
+SW_INLINE void prefetch(const void *at, uint64_t bytes, int write) {
+    for (uint64_t b = 0; b < bytes; b += LINE_BYTES) {
+        const char *line = (const char *)at + b + SW_ADAM_PREFETCH_BYTES;
+        if (write)
+            __builtin_prefetch(line, 1, 2);
+        else
+            __builtin_prefetch(line, 0, 2);
+    }
+}
+
+/* A run, tile by tile: an address of the tiles ahead costs nothing where nothing lies there. */
+SW_INLINE void run(const struct sw_adam_step *step, float decay_factor, float decay_grad,
+                   const struct place *at, uint64_t count, enum sw_dtype grad_dtype, enum form form,
+                   int coupled) {
+    const uint64_t grad_bytes = grad_dtype == SW_BF16 ? 2 : 4;
+    const uint64_t weight_bytes = form == FP32_TO_FP32 || form == SPLIT_TO_FP32   ? 4
+                                  : form == FP32_TO_BF16 || form == SPLIT_TO_BF16 ? 2
+                                                                                  : 0;
+    const struct sw_adam_step scalars = *step;
+    uint64_t i = 0;
+    for (; i + TILE <= count; i += TILE) {
+        const char *grad = (const char *)at->grad + i * grad_bytes;
+        char *weight = weight_bytes ? (char *)at->weight + i * weight_bytes : NULL;
+        float *master = form >= SPLIT ? NULL : at->master + i;
+        sw_bf16 *half = form >= SPLIT ? at->half + i : NULL;
+        int16_t *remainder = form >= SPLIT ? at->remainder + i : NULL;
+        if (SW_ADAM_PREFETCH_BYTES) {
+            prefetch(grad, TILE * grad_bytes, 0);
+            if (form >= SPLIT) {
+                prefetch(half, TILE * sizeof(*half), 1);
+                prefetch(remainder, TILE * sizeof(*remainder), 1);
+            } else {
+                prefetch(master, TILE * sizeof(*master), 1);
+            }
+            prefetch(at->momentum + i, TILE * sizeof(float), 1);
+            prefetch(at->variance + i, TILE * sizeof(float), 1);
+            if (!SW_ADAM_WEIGHT_AROUND) prefetch(weight, TILE * weight_bytes, 1);
+        }
+        _Alignas(LINE_BYTES) char emitted[TILE * sizeof(float)];
+        piece(scalars, decay_factor, decay_grad, master, half, remainder, at->momentum + i,
+              at->variance + i, grad, SW_ADAM_WEIGHT_AROUND ? emitted : weight, TILE, grad_dtype,
+              form, coupled);
+        if (SW_ADAM_WEIGHT_AROUND && weight_bytes) emit(weight, emitted, TILE * weight_bytes);
+    }
+    piece(scalars, decay_factor, decay_grad, form >= SPLIT ? NULL : at->master + i,
+          form >= SPLIT ? at->half + i : NULL, form >= SPLIT ? at->remainder + i : NULL,
+          at->momentum + i, at->variance + i, (const char *)at->grad + i * grad_bytes,
+          weight_bytes ? (char *)at->weight + i * weight_bytes : NULL, count - i, grad_dtype, form,
+          coupled);
+    if (SW_ADAM_WEIGHT_AROUND && weight_bytes) _mm_sfence(); /* before anybody is told of them */
+}
+
+typedef void (*loop)(const struct sw_adam_step *step, float decay_factor, float decay_grad,
+                     const struct place *at, uint64_t count);
+
+#define LOOP(grad, form, coupled)                                                                  \
+    static void loop_##grad##_##form##_##coupled(const struct sw_adam_step *step,                  \
+                                                 float decay_factor, float decay_grad,             \
+                                                 const struct place *at, uint64_t count) {         \
+        run(step, decay_factor, decay_grad, at, count, grad, form, coupled);                       \
+    }
+#define EACH_FORM(make, grad, coupled)                                                             \
+    make(grad, FP32, coupled) make(grad, FP32_TO_BF16, coupled) make(grad, FP32_TO_FP32, coupled)  \
+        make(grad, SPLIT, coupled) make(grad, SPLIT_TO_BF16, coupled)                              \
+            make(grad, SPLIT_TO_FP32, coupled)
+EACH_FORM(LOOP, SW_BF16, 0)
+EACH_FORM(LOOP, SW_BF16, 1)
+EACH_FORM(LOOP, SW_FP32, 0)
+EACH_FORM(LOOP, SW_FP32, 1)
+
+#define NAME_OF(grad, form, coupled) loop_##grad##_##form##_##coupled,
+static const loop loops[2][2][FORMS] = {
+    [SW_BF16] = {{EACH_FORM(NAME_OF, SW_BF16, 0)}, {EACH_FORM(NAME_OF, SW_BF16, 1)}},
+    [SW_FP32] = {{EACH_FORM(NAME_OF, SW_FP32, 0)}, {EACH_FORM(NAME_OF, SW_FP32, 1)}},
+};
+
+static enum form form_of(const struct sw_adam_chunk *chunk) {
+    const int emit = !chunk->weight ? 0 : chunk->format.weight == SW_BF16 ? 1 : 2;
+    return (enum form)((chunk->format.master == SW_MASTER_SPLIT ? SPLIT : FP32) + emit);
+}
+
+/* The places of element `at`; the moments are the caller's, given for that element. */
+static struct place place_of(const struct sw_adam_chunk *chunk, uint64_t at, float *momentum,
+                             float *variance) {
+    const int split = chunk->format.master == SW_MASTER_SPLIT;
+    return (struct place){
+        .master = split ? NULL : chunk->master + at,
+        .half = split ? chunk->half + at : NULL,
+        .remainder = split ? chunk->remainder + at : NULL,
+        .momentum = momentum,
+        .variance = variance,
+        .grad = (const char *)chunk->grad + at * sw_dtype_bytes(chunk->format.grad),
+        .weight = chunk->weight ? (char *)chunk->weight + at * sw_dtype_bytes(chunk->format.weight)
+                                : NULL,
+    };
+}
+
+/* Elements [first, end), range by range; momentum and variance are element `first`'s. */
+static void run_ranges(const struct sw_adam_step *step, const struct sw_adam_chunk *chunk,
+                       uint64_t first, uint64_t end, float *momentum, float *variance) {
+    const enum form form = form_of(chunk);
+    uint64_t at = first;
+    for (const struct sw_adam_range *range = chunk->ranges; at < end; range++) {
+        if (range->end <= at) continue;
+        const uint64_t to = range->end < end ? range->end : end;
+        const struct place place =
+            place_of(chunk, at, momentum + (at - first), variance + (at - first));
+        const int coupled = range->decays && step->coupled;
+        loops[chunk->format.grad][coupled][form](step, range->decays ? step->decay_factor : 1.0f,
+                                                 step->decay_grad, &place, to - at);
+        at = to;
+    }
+}
+
+SW_INLINE uint32_t largest(const float *x, uint64_t count) {
+    uint32_t top = 0; /* the order of magnitudes is the order of their bits */
+    for (uint64_t i = 0; i < count; i++) {
+        const uint32_t bits = sw_f32_bits(x[i]) & 0x7FFFFFFFu;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+/* Quantises a block. The momentum takes the low half of an element's random bits, the variance the
+ * high one. */
+static void encode(const struct sw_adam_step *step, const struct sw_adam_chunk *chunk,
+                   uint64_t first, uint64_t count, const float *restrict momentum,
+                   const float *restrict variance) {
+    uint8_t *restrict m8 = chunk->momentum_codes + first;
+    uint8_t *restrict v8 = chunk->variance_codes + first;
+    const float m_top = sw_f32_from_bits(largest(momentum, count));
+    const float v_top = sw_f32_from_bits(largest(variance, count));
+    const float m_inverse = m_top > 0 ? SW_8BIT_TOP / m_top : 0;
+    const float v_inverse = v_top > 0 ? SW_8BIT_TOP / v_top : 0;
+    const uint32_t index = (uint32_t)(chunk->first + first), seed = step->seed;
+    for (uint64_t i = 0; i < count; i++) {
+        const uint32_t random = sw_8bit_hash(seed, index + (uint32_t)i);
+        const uint32_t sign = sw_f32_bits(momentum[i]) >> 31;
+        const float m = sw_f32_from_bits(sw_f32_bits(momentum[i]) & 0x7FFFFFFFu) * m_inverse;
+        const float v = variance[i] * v_inverse;
+        const uint32_t m_code = sw_8bit_code(m, SW_M8_EXPONENT, 127, random & 0xFFFFu);
+        const uint32_t v_code = sw_8bit_code(v, SW_V8_EXPONENT, 255, random >> 16);
+        m8[i] = (uint8_t)(sign << 7 | m_code);
+        v8[i] = (uint8_t)(v_code | ((v_code == 0) & (variance[i] > 0)));
+    }
+    chunk->momentum_scales[first / BLOCK] = m_top / SW_8BIT_TOP;
+    chunk->variance_scales[first / BLOCK] = v_top / SW_8BIT_TOP;
+}
+
+static void decode(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t count,
+                   float *restrict momentum, float *restrict variance) {
+    const uint8_t *restrict m8 = chunk->momentum_codes + first;
+    const uint8_t *restrict v8 = chunk->variance_codes + first;
+    const float m_scale = chunk->momentum_scales[first / BLOCK];
+    const float v_scale = chunk->variance_scales[first / BLOCK];
+    for (uint64_t i = 0; i < count; i++) {
+        const float m = sw_8bit_value(m8[i] & 127u, SW_M8_EXPONENT) * m_scale;
+        momentum[i] = sw_f32_from_bits(sw_f32_bits(m) | (uint32_t)(m8[i] & 128u) << 24);
+        variance[i] = sw_8bit_value(v8[i], SW_V8_EXPONENT) * v_scale;
+    }
+}
+
+static void masters(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t count, float *out) {
+    if (chunk->format.master == SW_MASTER_FP32) {
+        memcpy(out, chunk->master + first, count * sizeof(*out));
+        return;
+    }
+    for (uint64_t i = 0; i < count; i++)
+        out[i] = sw_f32_from_bits(((uint32_t)chunk->half[first + i] << 16) +
+                                  (uint32_t)(int32_t)chunk->remainder[first + i]);
+}
+
+/* Element i goes to sum i % 16; the sums fold as a tree: one order for every width of vector. */
+static double change(const float *before, const float *after, uint64_t count) {
+    double lane[16] = {0};
+    for (uint64_t i = 0; i < count; i++) {
+        const double moved = (double)(after[i] - before[i]);
+        lane[i % 16] += moved * moved;
+    }
+    for (int half = 8; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) lane[l] += lane[l + half];
+    return lane[0];
+}
+
+static void run_block(const struct sw_adam_step *step, const struct sw_adam_chunk *chunk,
+                      uint64_t first, uint64_t count, double *update_square) {
+    float before[BLOCK], after[BLOCK], momentum[BLOCK], variance[BLOCK];
+    if (update_square) masters(chunk, first, count, before);
+    if (chunk->format.moments == SW_MOMENTS_8BIT) {
+        decode(chunk, first, count, momentum, variance);
+        run_ranges(step, chunk, first, first + count, momentum, variance);
+        encode(step, chunk, first, count, momentum, variance);
+    } else {
+        run_ranges(step, chunk, first, first + count, chunk->momentum + first,
+                   chunk->variance + first);
+    }
+    if (update_square) {
+        masters(chunk, first, count, after);
+        *update_square = change(before, after, count);
+    }
+}
+
+void SW_NAME(sw_adam_kernel)(const struct sw_adam_step *step, const struct sw_adam_chunk *chunk,
+                             uint64_t first, uint64_t end, double *update_squares) {
+    if (chunk->format.moments == SW_MOMENTS_FP32 && !update_squares) {
+        if (first < end)
+            run_ranges(step, chunk, first, end, chunk->momentum + first, chunk->variance + first);
+        return;
+    }
+    for (uint64_t at = first; at < end; at += BLOCK)
+        run_block(step, chunk, at, end - at < BLOCK ? end - at : BLOCK,
+                  update_squares ? update_squares + at / BLOCK : NULL);
+}
+
+/* Element i goes to sum i % 8. A float's square is exact in double. */
+SW_INLINE double norm(const void *grad, uint64_t count, uint64_t *nonfinite, enum sw_dtype dtype) {
+    double lane[8] = {0};
+    uint32_t bad = 0;
+    const uint64_t whole = count & ~7ull;
+    for (uint64_t i = 0; i < whole; i += 8) {
+#pragma GCC unroll 8
+        for (uint64_t l = 0; l < 8; l++) {
+            const float x = dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i + l])
+                                             : ((const float *)grad)[i + l];
+            lane[l] += (double)x * (double)x;
+            bad += (sw_f32_bits(x) & 0x7F800000u) == 0x7F800000u;
+        }
+    }
+    for (uint64_t i = whole; i < count; i++) {
+        const float x = dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i])
+                                         : ((const float *)grad)[i];
+        lane[i - whole] += (double)x * (double)x;
+        bad += (sw_f32_bits(x) & 0x7F800000u) == 0x7F800000u;
+    }
+    *nonfinite += bad;
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+double SW_NAME(sw_adam_norm)(const void *grad, enum sw_dtype dtype, uint64_t count,
+                             uint64_t *nonfinite) {
+    return dtype == SW_BF16 ? norm(grad, count, nonfinite, SW_BF16)
+                            : norm(grad, count, nonfinite, SW_FP32);
 }

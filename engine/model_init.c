@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "base/log.h"
+#include "engine/teams.h"
 
 struct philox {
     uint32_t word[4];
@@ -79,6 +80,7 @@ struct init {
     const struct sw_model *model;
     uint64_t seed;
     double range;
+    int threads;
 };
 
 static void put(enum sw_dtype dtype, void *out, uint64_t i, float value) {
@@ -102,7 +104,7 @@ static int fetch_init(void *ctx, uint32_t unit, uint64_t first, uint64_t count, 
         return 0;
     }
     const uint64_t hash = XXH64(tensor->name, strlen(tensor->name), 0);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(init->threads)
     for (uint64_t block = begin / 4; block < (end + 3) / 4; block++) {
         const struct philox words = philox4x32(init->seed, block, hash);
         double values[4];
@@ -123,7 +125,7 @@ int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum 
     int ret = sw_model_open_json(&model, config_path, &root);
     if (ret < 0) return ret;
     const json_t *range = json_object_get(root, "initializer_range");
-    struct init init = {&model, seed, 0.02}; /* the library's default */
+    struct init init = {&model, seed, 0.02, sw_teams_default()}; /* the library's default range */
     if (range && !json_is_null(range)) init.range = json_number_value(range);
     if (!(init.range > 0) || !isfinite(init.range)) {
         sw_error("%s: 'initializer_range' is not a number above 0", config_path);

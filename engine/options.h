@@ -30,6 +30,8 @@ struct sw_train_options {
     uint32_t max_skips;
 
     enum sw_dtype dtype, grad_dtype;
+    enum sw_adam_master master;
+    enum sw_adam_moments moments;
     enum sw_tier optimizer;
     enum sw_overlap overlap;
     uint64_t chunk_bytes; /* of a record on disk */

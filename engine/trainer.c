@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/output.h"
+#include "engine/teams.h"
 #include "engine/trainer_internal.h"
 
 enum { SEQ_LEN_DEFAULT = 512 };
@@ -54,9 +55,10 @@ static void resolve_steps(struct sw_trainer *t) {
 static int open_device(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
     if (ret < 0) return ret;
-    const int threads = sw_topology_threads(&t->topology);
-    if (t->options.threads == 0) t->options.threads = threads;
-    if (t->options.device_threads == 0) t->options.device_threads = threads;
+    const int per_core = t->options.threads == 0;
+    sw_teams_settle(&t->options, &t->topology);
+    ret = sw_team_open(&t->team, &t->topology, t->options.threads, per_core);
+    if (ret < 0) return ret;
     ret = sw_adam_pick(&t->adam_variant);
     if (ret < 0) return ret;
     const struct sw_host_device_options options = {
@@ -86,9 +88,9 @@ static void write_numerics_key(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     snprintf(t->numerics_key, sizeof(t->numerics_key),
              "ranks=1 micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=fp32 "
-             "grad_dtype=%s head_slice=%llu operators=%s",
+             "grad_dtype=%s moments=%s head_slice=%llu operators=%s",
              o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
-             sw_dtype_name(o->grad_dtype),
+             sw_dtype_name(o->grad_dtype), o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
              (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens),
              t->device.ops->numerics(t->device.device));
 }
@@ -201,12 +203,25 @@ static int check_memory(const struct sw_trainer *t) {
     return -ENOMEM;
 }
 
+static void announce_team(const struct sw_trainer *t) {
+    const struct sw_placement *p = &t->placement;
+    for (uint32_t c = 0; c < p->chunk_count; c++) {
+        const struct sw_chunk *chunk = &p->chunks[c];
+        if (chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
+        const char *record =
+            chunk->tier == SW_TIER_HOST ? t->host_state + chunk->record_offset : t->chunk_slots;
+        sw_team_announce(t->team, record, chunk->record_bytes);
+        return;
+    }
+}
+
 int sw_trainer_start(struct sw_trainer *t) {
     int ret = check_memory(t);
     if (ret == 0) ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) ret = sw_trainer_load(t);
+    if (ret == 0) announce_team(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && t->options.restart)
@@ -219,6 +234,7 @@ void sw_trainer_close(struct sw_trainer *t) {
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
+    sw_team_close(t->team);
     if (t->out_held >= 0) close(t->out_held);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
     struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,

@@ -13,16 +13,16 @@
 #include "engine/trainer.h"
 #include "nvme/nvme.h"
 #include "offload/arena.h"
+#include "offload/team.h"
 #include "offload/topology.h"
 
-enum { STEP_RECORDS = SW_RUNS_KEPT, SPANS_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1 };
+enum { STEP_RECORDS = SW_RUNS_KEPT, RANGES_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1 };
 
 struct step_record {
     uint64_t step;
     double lr;
     /* Control lane's verdict. */
     struct sw_adam_step adam;
-    float decay; /* 1 - lr * weight_decay */
     int apply;
     double factor;
     struct sw_step_report report;
@@ -36,15 +36,9 @@ struct step_record {
     struct sw_run *run;
 };
 
-/* A run of elements inside a chunk that decays alike. */
-struct chunk_span {
-    uint64_t first, count; /* of the chunk */
-    int decays;
-};
-
 struct chunk_state {
-    struct chunk_span spans[SPANS_MAX];
-    int span_count;
+    struct sw_adam_range ranges[RANGES_MAX]; /* where tensors begin and end */
+    int range_count;
     /* Never updated: the master is the model's weight and the moments are 0. Set by the write lane,
      * read by the read lane, which waits for that write. */
     int virgin;
@@ -70,8 +64,10 @@ struct sw_trainer {
     struct sw_data data, val;
     int data_open, val_open;
     struct sw_topology topology;
+    struct sw_team *team; /* Adam's; placed by the adam lane */
     struct sw_device_handle device;
     const struct sw_adam_variant *adam_variant;
+    struct sw_adam_format format;
     char numerics_key[512];
 
     uint64_t *unit_elements;
@@ -139,11 +135,16 @@ int sw_trainer_allocate(struct sw_trainer *t);
 int sw_trainer_load(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
 void sw_trainer_free_memory(struct sw_trainer *t);
+/* Chunk c's state in this record; gradient and weight are left NULL. */
+void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
+                    struct sw_adam_chunk *out);
+/* A virgin chunk's record: the model's weights as masters, moments of zero, the rest zero. */
+void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record);
 
 /* trainer_lanes.c */
 extern const struct sw_executor_ops sw_trainer_lanes;
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
-                          const struct sw_device_adam *spans, int span_count, void *ctx);
+                          const struct sw_device_adam_chunk *chunk, void *ctx);
 
 /* A sw_model_fetch over the device's working weights, for the trainer's thread when lanes are idle.
  */

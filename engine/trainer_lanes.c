@@ -246,9 +246,8 @@ static int conclude(struct sw_trainer *t, struct step_record *record) {
         return -EDOM;
     }
     t->skips_in_a_row = 0;
-    const struct sw_adam_hyper hyper = {record->lr, o->beta1, o->beta2, o->eps};
+    const struct sw_adam_hyper hyper = {record->lr, o->beta1, o->beta2, o->eps, o->weight_decay, 0};
     sw_adam_prepare(&record->adam, &hyper, ++t->updates, (float)record->factor);
-    record->decay = (float)(1.0 - record->lr * o->weight_decay);
     return 0;
 }
 
@@ -319,7 +318,8 @@ static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_tas
                                                 .step_size = a->step_size,
                                                 .rsqrt_bias2 = a->rsqrt_bias2,
                                                 .grad_scale = a->grad_scale,
-                                                .decay = record->decay,
+                                                .decay_factor = a->decay_factor,
+                                                .seed = a->seed,
                                                 .apply = (uint32_t)record->apply};
     return t->device.ops->copy_h2d(stream, t->device_step, &t->host_step, sizeof(t->host_step));
 }
@@ -329,53 +329,50 @@ static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
     if (!record->apply) return 0;
     if (!task->late && t->shape.overlap == SW_OVERLAP_BACKWARD && t->norms[task->unit].bad.count)
         return refuse_bad(t, record->step, task->unit);
-    const struct sw_chunk *chunk = chunk_of(t, task);
-    const struct chunk_state *state = &t->chunks[task->chunk];
-    char *base = task->slot >= 0 ? chunk_slot(t, run, task) : t->host_state + chunk->record_offset;
-    float *master = (float *)base;
+    const struct sw_chunk *placed = chunk_of(t, task);
     const uint64_t grad_bytes = sw_dtype_bytes(t->options.grad_dtype);
-    const uint64_t weight_bytes = sw_dtype_bytes(t->options.dtype);
-    const char *gradient = t->host_grads[task->unit] + chunk->first * grad_bytes;
-    char *weight = emit_slot(t, run, task);
-    struct sw_adam_span spans[SPANS_MAX];
-    for (int i = 0; i < state->span_count; i++) {
-        const struct chunk_span *span = &state->spans[i];
-        spans[i] = (struct sw_adam_span){
-            .master = master + span->first,
-            .momentum = master + chunk->count + span->first,
-            .variance = master + 2 * chunk->count + span->first,
-            .grad = gradient + span->first * grad_bytes,
-            .weight = weight + span->first * weight_bytes,
-            .count = span->count,
-            .decay = span->decays ? record->decay : 1.0f,
-            .grad_dtype = t->options.grad_dtype,
-            .weight_dtype = t->options.dtype,
-        };
-    }
-    sw_adam_update(t->adam_variant, &record->adam, spans, state->span_count, t->options.threads);
+    struct sw_adam_chunk chunk;
+    char *state =
+        task->slot >= 0 ? chunk_slot(t, run, task) : t->host_state + placed->record_offset;
+    sw_trainer_map(t, task->chunk, state, &chunk);
+    chunk.grad = t->host_grads[task->unit] + placed->first * grad_bytes;
+    chunk.weight = emit_slot(t, run, task);
+    const int threads = sw_team_place(t->team, state, placed->record_bytes);
+    sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, NULL);
     return 0;
 }
 
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
-                          const struct sw_device_adam *spans, int span_count, void *ctx) {
+                          const struct sw_device_adam_chunk *on_device, void *ctx) {
     const struct sw_trainer *t = ctx;
-    assert(span_count <= SPANS_MAX);
-    const struct sw_adam_step adam_step = {
-        step->beta1, step->one_minus_beta1, step->beta2,       step->one_minus_beta2,
-        step->eps,   step->step_size,       step->rsqrt_bias2, step->grad_scale};
-    struct sw_adam_span out[SPANS_MAX];
     if (!step->apply) return;
-    for (int i = 0; i < span_count; i++)
-        out[i] = (struct sw_adam_span){.master = spans[i].master,
-                                       .momentum = spans[i].momentum,
-                                       .variance = spans[i].variance,
-                                       .grad = spans[i].grad,
-                                       .weight = spans[i].weight,
-                                       .count = spans[i].count,
-                                       .decay = spans[i].decays ? step->decay : 1.0f,
-                                       .grad_dtype = spans[i].grad_dtype,
-                                       .weight_dtype = spans[i].weight_dtype};
-    sw_adam_update(t->adam_variant, &adam_step, out, span_count, t->options.threads);
+    const struct sw_adam_step adam_step = {.beta1 = step->beta1,
+                                           .one_minus_beta1 = step->one_minus_beta1,
+                                           .beta2 = step->beta2,
+                                           .one_minus_beta2 = step->one_minus_beta2,
+                                           .eps = step->eps,
+                                           .step_size = step->step_size,
+                                           .rsqrt_bias2 = step->rsqrt_bias2,
+                                           .grad_scale = step->grad_scale,
+                                           .decay_factor = step->decay_factor,
+                                           .seed = step->seed};
+    struct sw_adam_range ranges[RANGES_MAX];
+    assert(on_device->range_count <= RANGES_MAX);
+    for (int i = 0; i < on_device->range_count; i++)
+        ranges[i] = (struct sw_adam_range){on_device->ranges[i].end, on_device->ranges[i].decays};
+    struct sw_adam_chunk chunk = {
+        .format = {.master = on_device->split_master ? SW_MASTER_SPLIT : SW_MASTER_FP32,
+                   .moments = on_device->coded_moments ? SW_MOMENTS_8BIT : SW_MOMENTS_FP32,
+                   .grad = on_device->grad_dtype,
+                   .weight = on_device->weight_dtype},
+        .count = on_device->count,
+        .first = on_device->first,
+        .ranges = ranges,
+        .range_count = on_device->range_count,
+        .grad = on_device->grad,
+        .weight = on_device->weight};
+    sw_adam_record_map(&chunk, on_device->record);
+    sw_adam_update(t->adam_variant, &adam_step, &chunk, t->options.threads, NULL);
 }
 
 static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
@@ -383,28 +380,25 @@ static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw
     const struct step_record *record = record_of(t, run, task);
     /* The scalars' copy came after the gate, and the compute lane after that copy was submitted. */
     if (!record->apply) return 0;
-    const struct sw_chunk *chunk = chunk_of(t, task);
+    const struct sw_chunk *placed = chunk_of(t, task);
     const struct chunk_state *state = &t->chunks[task->chunk];
-    float *master = (float *)(t->device_state + chunk->record_offset);
-    const uint64_t grad_bytes = sw_dtype_bytes(t->options.grad_dtype);
-    const uint64_t weight_bytes = sw_dtype_bytes(t->options.dtype);
-    struct sw_device_adam spans[SPANS_MAX];
-    for (int i = 0; i < state->span_count; i++) {
-        const struct chunk_span *span = &state->spans[i];
-        const uint64_t at = chunk->first + span->first;
-        spans[i] = (struct sw_device_adam){
-            .master = master + span->first,
-            .momentum = master + chunk->count + span->first,
-            .variance = master + 2 * chunk->count + span->first,
-            .grad = device_grad(t, task->unit) + at * grad_bytes,
-            .weight = t->weights[task->unit] + at * weight_bytes,
-            .count = span->count,
-            .decays = (uint32_t)span->decays,
-            .grad_dtype = t->options.grad_dtype,
-            .weight_dtype = t->options.dtype,
-        };
-    }
-    return t->device.ops->adam(stream, t->device_step, spans, state->span_count);
+    struct sw_device_adam_range ranges[RANGES_MAX];
+    for (int i = 0; i < state->range_count; i++)
+        ranges[i] = (struct sw_device_adam_range){state->ranges[i].end, state->ranges[i].decays};
+    const struct sw_device_adam_chunk chunk = {
+        .record = t->device_state + placed->record_offset,
+        .grad = device_grad(t, task->unit) + placed->first * sw_dtype_bytes(t->options.grad_dtype),
+        .weight = t->weights[task->unit] + placed->first * sw_dtype_bytes(t->options.dtype),
+        .count = placed->count,
+        .first = placed->index,
+        .ranges = ranges,
+        .range_count = state->range_count,
+        .split_master = t->format.master == SW_MASTER_SPLIT,
+        .coded_moments = t->format.moments == SW_MOMENTS_8BIT,
+        .grad_dtype = t->options.grad_dtype,
+        .weight_dtype = t->options.dtype,
+    };
+    return t->device.ops->adam(stream, t->device_step, &chunk);
 }
 
 static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
@@ -472,9 +466,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
         if (!record->apply) return 1;
         state->virgin = 0;
     } else if (state->virgin) {
-        float *master = (float *)slot;
-        sw_model_read(&t->model, chunk->unit, chunk->first, chunk->count, master);
-        memset(master + chunk->count, 0, chunk->record_bytes - chunk->count * sizeof(float));
+        sw_trainer_start_chunk(t, task->chunk, slot);
         return 1;
     }
     struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];

@@ -26,6 +26,7 @@ static uint64_t norm_bytes(const struct sw_trainer *t) {
 
 int sw_trainer_size(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
+    t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
     t->micro_tokens = (uint64_t)o->micro_batch * o->seq_len;
     t->step_rows = (uint64_t)o->micro_batch * o->accumulate;
     t->unit_elements = calloc(t->model.unit_count, sizeof(*t->unit_elements));
@@ -37,8 +38,7 @@ int sw_trainer_size(struct sw_trainer *t) {
         .micro_count = o->accumulate,
         .unit_elements = t->unit_elements,
         .tied = t->model.config.tied,
-        .dtype = o->dtype,
-        .grad_dtype = o->grad_dtype,
+        .format = t->format,
         .optimizer = o->optimizer,
         .chunk_bytes = o->chunk_bytes,
         .activation_bytes =
@@ -122,9 +122,9 @@ static void split_chunks(struct sw_trainer *t) {
             const uint64_t borders[2] = {first < end ? first : end, last < end ? last : end};
             for (int b = 0; b < 2; b++) {
                 if (borders[b] <= at) continue;
-                assert(state->span_count < SPANS_MAX);
-                state->spans[state->span_count++] =
-                    (struct chunk_span){at - chunk->first, borders[b] - at, b == 1 && decays};
+                assert(state->range_count < RANGES_MAX);
+                state->ranges[state->range_count++] =
+                    (struct sw_adam_range){borders[b] - chunk->first, b == 1 && decays};
                 at = borders[b];
             }
         }
@@ -203,28 +203,47 @@ static int load_weights(struct sw_trainer *t, float *values, sw_bf16 *rounded) {
     return 0;
 }
 
-/* Records of the host tier are filled in place, those of the device through `values`. */
-static int load_records(struct sw_trainer *t, float *values) {
+void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
+                    struct sw_adam_chunk *out) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    const struct chunk_state *state = &t->chunks[c];
+    *out = (struct sw_adam_chunk){.format = t->format,
+                                  .count = chunk->count,
+                                  .first = chunk->index,
+                                  .ranges = state->ranges,
+                                  .range_count = state->range_count};
+    sw_adam_record_map(out, record);
+}
+
+void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record) {
+    const struct sw_chunk *placed = &t->placement.chunks[c];
+    struct sw_adam_chunk chunk;
+    sw_trainer_map(t, c, record, &chunk);
+    float masters[4 * SW_ADAM_BLOCK];
+    for (uint64_t first = 0; first < chunk.count; first += 4 * SW_ADAM_BLOCK) {
+        const uint64_t left = chunk.count - first;
+        const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
+        sw_model_read(&t->model, placed->unit, placed->first + first, count, masters);
+        sw_adam_start(&chunk, first, count, masters);
+    }
+    const uint64_t used = sw_adam_record_bytes(&chunk.format, chunk.count);
+    memset((char *)record + used, 0, placed->record_bytes - used);
+}
+
+/* Records of the host tier are filled in place, those of the device through `staging`. */
+static int load_records(struct sw_trainer *t, char *staging) {
     for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
         const struct sw_chunk *chunk = &t->placement.chunks[c];
-        const uint64_t count = chunk->count;
         if (chunk->tier == SW_TIER_NVME) continue;
         t->chunks[c].virgin = 0;
         if (chunk->tier == SW_TIER_HOST) {
-            float *record = (float *)(t->host_state + chunk->record_offset);
-            sw_model_read(&t->model, chunk->unit, chunk->first, count, record);
-            memset(record + count, 0, chunk->record_bytes - count * sizeof(float));
+            sw_trainer_start_chunk(t, c, t->host_state + chunk->record_offset);
             continue;
         }
-        char *record = t->device_state + chunk->record_offset;
-        int ret = t->device.ops->zero(t->stream, record, chunk->record_bytes);
-        for (uint64_t first = 0; first < count && ret == 0; first += READ_PIECE) {
-            const uint64_t piece = count - first < READ_PIECE ? count - first : READ_PIECE;
-            sw_model_read(&t->model, chunk->unit, chunk->first + first, piece, values);
-            ret = t->device.ops->copy_h2d(t->stream, record + first * sizeof(float), values,
-                                          piece * sizeof(float));
-            if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
-        }
+        sw_trainer_start_chunk(t, c, staging);
+        int ret = t->device.ops->copy_h2d(t->stream, t->device_state + chunk->record_offset,
+                                          staging, chunk->record_bytes);
+        if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
         if (ret < 0) return ret;
     }
     return 0;
@@ -233,12 +252,14 @@ static int load_records(struct sw_trainer *t, float *values) {
 int sw_trainer_load(struct sw_trainer *t) {
     float *values = malloc(READ_PIECE * sizeof(*values));
     sw_bf16 *rounded = malloc(READ_PIECE * sizeof(*rounded));
-    int ret = values && rounded ? zero_slots(t) : -ENOMEM;
+    char *staging = malloc(t->placement.chunk_slot_bytes);
+    int ret = values && rounded && staging ? zero_slots(t) : -ENOMEM;
     if (ret == 0) ret = load_weights(t, values, rounded);
-    if (ret == 0) ret = load_records(t, values);
+    if (ret == 0) ret = load_records(t, staging);
     if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
     free(values);
     free(rounded);
+    free(staging);
     return ret;
 }
 

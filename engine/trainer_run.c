@@ -221,14 +221,28 @@ static int read_record(struct sw_trainer *t, struct sw_nvme_queue *queue, uint32
         return 0;
     }
     if (state->virgin) {
-        sw_model_read(&t->model, chunk->unit, chunk->first, chunk->count, (float *)out);
-        memset((float *)out + chunk->count, 0, 2 * chunk->count * sizeof(float));
+        sw_trainer_start_chunk(t, c, out);
         return 0;
     }
     struct sw_nvme_req req = {.buf = out, .chunk = c}, *done;
     int ret = sw_nvme_submit(queue, &req);
     if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
     return ret < 0 ? ret : req.result;
+}
+
+/* Masters, momenta and variances as FP32, whatever the record's format. */
+static void hash_chunk(const struct sw_trainer *t, uint32_t c, void *record,
+                       XXH3_state_t *hashes[3]) {
+    struct sw_adam_chunk chunk;
+    sw_trainer_map(t, c, record, &chunk);
+    for (uint64_t first = 0; first < chunk.count; first += SW_ADAM_BLOCK) {
+        const uint64_t left = chunk.count - first;
+        const uint64_t count = left < SW_ADAM_BLOCK ? left : SW_ADAM_BLOCK;
+        float values[3][SW_ADAM_BLOCK];
+        sw_adam_read(&chunk, first, count, values[0], values[1], values[2]);
+        for (int part = 0; part < 3; part++)
+            XXH3_64bits_update(hashes[part], values[part], count * sizeof(float));
+    }
 }
 
 static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
@@ -241,11 +255,8 @@ static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
     struct sw_nvme_queue *queue = NULL;
     int ret = t->store ? sw_nvme_queue_open(&queue, t->store, 0, 4, 1 << 20, NULL, 0) : 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        const uint64_t count = t->placement.chunks[c].count;
         ret = read_record(t, queue, c, record);
-        for (int part = 0; part < 3 && ret == 0; part++)
-            XXH3_64bits_update(hashes[part], (float *)record + (uint64_t)part * count,
-                               count * sizeof(float));
+        if (ret == 0) hash_chunk(t, c, record, hashes);
     }
     sw_nvme_queue_close(queue);
     free(record);

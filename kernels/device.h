@@ -38,20 +38,28 @@ struct sw_attention {
     float scale; /* 1 / sqrt(head_dim) */
 };
 
-/* One span of a device Adam step; fields as struct sw_adam_span in cpu_adam/adam.h. */
-struct sw_device_adam {
-    float *master, *momentum, *variance;
+/* Elements that decay alike, and one chunk of a device Adam step: fields and record layout as in
+ * cpu_adam/adam.h. The ranges are the caller's and lie in host memory. */
+struct sw_device_adam_range {
+    uint64_t end;
+    int decays;
+};
+struct sw_device_adam_chunk {
+    void *record;
     const void *grad;
     void *weight;
-    uint64_t count;
-    uint32_t decays; /* 1: the step's decay factor applies */
+    uint64_t count, first;
+    const struct sw_device_adam_range *ranges;
+    int range_count;
+    uint32_t split_master, coded_moments;
     enum sw_dtype grad_dtype, weight_dtype;
 };
 
-/* The scalars that the control lane uploads for a device Adam. */
+/* The scalars that the control lane uploads for a device Adam; as struct sw_adam_step. */
 struct sw_device_adam_step {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, step_size, rsqrt_bias2, grad_scale;
-    float decay;    /* 1 - lr * weight_decay */
+    float decay_factor;
+    uint32_t seed;
     uint32_t apply; /* 0: the kernel changes nothing */
 };
 
@@ -155,9 +163,9 @@ struct sw_device_ops {
     int (*round_norm)(struct sw_stream *s, void *dst, enum sw_dtype dst_dtype, const float *src,
                       uint64_t count, double *block_sums, struct sw_nonfinite *bad);
 
-    /* AdamW over spans with the CPU's bits; step lies in device memory. */
+    /* AdamW over a chunk with the CPU's bits; step lies in device memory. */
     int (*adam)(struct sw_stream *s, const struct sw_device_adam_step *step,
-                const struct sw_device_adam *spans, int span_count);
+                const struct sw_device_adam_chunk *chunk);
 };
 
 struct sw_device_handle { /* what open functions fill */
@@ -165,11 +173,11 @@ struct sw_device_handle { /* what open functions fill */
     const struct sw_device_ops *ops;
 };
 
-/* The CPU as a device. adam runs a device Adam span (kernels/ knows no optimizer, so the engine
+/* The CPU as a device. adam runs a device Adam chunk (kernels/ knows no optimizer, so the engine
  * passes the CPU's own). threads: the OpenMP team of each stream, >= 1. The instruction set is
- * SPILLWAY_ISA's or the best supported one: -EINVAL / -ENOTSUP as in cpu_adam/adam.h. */
+ * SPILLWAY_ISA's or the best supported one: errors as in base/isa.h. */
 typedef void (*sw_host_adam)(const struct sw_device_adam_step *step,
-                             const struct sw_device_adam *spans, int span_count, void *ctx);
+                             const struct sw_device_adam_chunk *chunk, void *ctx);
 struct sw_host_device_options {
     int threads;
     sw_host_adam adam;

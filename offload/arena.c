@@ -1,13 +1,16 @@
 /* offload/arena.c - one anonymous mapping at its exact size, populated in parallel.
  *
- * First touch of fresh huge pages can be the slowest thing a start does, so each thread populates a
- * run of pieces of its own. Large arenas begin at a 2 MiB border: below it no huge page fits. */
+ * First touch of fresh huge pages can be the slowest thing a start does, so several threads
+ * populate a piece each. They are gone afterwards, unlike a runtime's team, and a machine that
+ * refuses them only makes the start slower. Large arenas begin at a 2 MiB border: below it no huge
+ * page fits. */
 #include "offload/arena.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <hwloc.h>
-#include <omp.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,12 +19,13 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "offload/topology.h"
+#include "offload/topology_internal.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
+enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20, HELPERS_MAX = 63 };
 #define PIECE_BYTES (64ull << 20)
 
 #ifdef SW_POISON
@@ -68,9 +72,9 @@ static char *map_exact(uint64_t bytes) {
 /* Keeps the pages on the nodes that this process may use: on its one node, or spread over several
  * (an arena serves every thread, so none of its nodes is nearer than another). */
 static void bind_memory(char *base, uint64_t bytes) {
-    hwloc_topology_t topo;
-    if (hwloc_topology_init(&topo)) return;
-    if (hwloc_topology_load(topo) == 0 && hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_NUMANODE) > 1) {
+    hwloc_topology_t topo = sw_topology_load();
+    if (!topo) return;
+    if (hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_NUMANODE) > 1) {
         hwloc_cpuset_t cpus = hwloc_bitmap_alloc();
         hwloc_nodeset_t nodes = hwloc_bitmap_alloc();
         if (cpus && nodes && hwloc_get_cpubind(topo, cpus, HWLOC_CPUBIND_PROCESS) == 0) {
@@ -100,17 +104,34 @@ static int populate_piece(char *p, uint64_t bytes) {
     return ret;
 }
 
-static int populate(char *base, uint64_t bytes, int threads) {
-    const int64_t pieces = (int64_t)((bytes + PIECE_BYTES - 1) / PIECE_BYTES);
-    int ret = 0;
-    if (threads > pieces) threads = pieces > 0 ? (int)pieces : 1;
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(min : ret)
-    for (int64_t i = 0; i < pieces; i++) {
-        const uint64_t at = (uint64_t)i * PIECE_BYTES, left = bytes - at;
-        const int r = populate_piece(base + at, left < PIECE_BYTES ? left : PIECE_BYTES);
-        if (r < ret) ret = r;
+struct populate {
+    char *base;
+    uint64_t bytes, pieces;
+    atomic_uint_fast64_t next;
+    atomic_int error;
+};
+
+static void *populate_pieces(void *arg) {
+    struct populate *p = arg;
+    for (uint64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->pieces;) {
+        const uint64_t at = i * PIECE_BYTES, left = p->bytes - at;
+        const int ret = populate_piece(p->base + at, left < PIECE_BYTES ? left : PIECE_BYTES);
+        if (ret < 0) atomic_store(&p->error, ret);
     }
-    return ret;
+    return NULL;
+}
+
+static int populate(char *base, uint64_t bytes, int threads) {
+    struct populate p = {
+        .base = base, .bytes = bytes, .pieces = (bytes + PIECE_BYTES - 1) / PIECE_BYTES};
+    pthread_t helpers[HELPERS_MAX];
+    int count = 0;
+    while (count < HELPERS_MAX && count < threads - 1 && (uint64_t)count + 1 < p.pieces &&
+           !pthread_create(&helpers[count], NULL, populate_pieces, &p))
+        count++;
+    populate_pieces(&p);
+    for (int i = 0; i < count; i++) pthread_join(helpers[i], NULL);
+    return atomic_load(&p.error);
 }
 
 int sw_arena_open(struct sw_arena *arena, uint64_t bytes) {

@@ -6,16 +6,16 @@
 #include <stdlib.h>
 #include "base/size.h"
 
-enum { CHUNK_ELEMENTS_STEP = 128, PAGE_BYTES = 4096, STATE_BYTES_PER_ELEMENT = 12 };
+enum { PAGE_BYTES = 4096 };
 
 const char *sw_tier_name(enum sw_tier tier) {
     static const char *const names[] = {"device", "host", "nvme"};
     return names[tier];
 }
 
-static uint64_t chunk_elements(uint64_t chunk_bytes) {
-    const uint64_t elements = chunk_bytes / STATE_BYTES_PER_ELEMENT;
-    return elements / CHUNK_ELEMENTS_STEP * CHUNK_ELEMENTS_STEP;
+/* Whole blocks whose record fits. */
+static uint64_t chunk_elements(const struct sw_placement_input *in) {
+    return in->chunk_bytes / sw_adam_record_bytes(&in->format, SW_ADAM_BLOCK) * SW_ADAM_BLOCK;
 }
 
 static uint64_t largest_unit(const struct sw_placement_input *in, int skip_tied) {
@@ -47,24 +47,24 @@ static void size_pools(struct sw_placement *p, const struct sw_placement_input *
         p->state_bytes[chunk->tier] += chunk->record_bytes;
     }
     for (uint32_t u = 0; u < in->unit_count; u++)
-        unit_sum += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
+        unit_sum += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
     p->chunk_slots = ring_slots(nvme_chunks);
     p->emit_slots = emitted < SW_EMIT_SLOTS_MAX ? emitted : SW_EMIT_SLOTS_MAX;
     p->chunk_slot_bytes = record_max;
-    p->emit_slot_bytes = sw_round_up(count_max * sw_dtype_bytes(in->dtype), PAGE_BYTES);
+    p->emit_slot_bytes = sw_round_up(count_max * sw_dtype_bytes(in->format.weight), PAGE_BYTES);
     p->acc_slot_bytes = sw_round_up(largest_unit(in, 1) * 4, PAGE_BYTES);
     p->tied_acc_bytes = in->tied ? sw_round_up(in->unit_elements[0] * 4, PAGE_BYTES) : 0;
     const int resident = in->optimizer == SW_TIER_DEVICE;
     p->grad_resident_bytes = resident ? unit_sum : 0;
     p->grad_slot_bytes =
         resident ? 0
-                 : sw_round_up(largest_unit(in, 0) * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
+                 : sw_round_up(largest_unit(in, 0) * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
 }
 
 int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *in) {
     assert(in->unit_count >= 2 && in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
     *p = (struct sw_placement){.unit_count = in->unit_count};
-    const uint64_t step = chunk_elements(in->chunk_bytes);
+    const uint64_t step = chunk_elements(in);
     uint64_t total = 0;
     for (uint32_t u = 0; u < in->unit_count; u++) total += (in->unit_elements[u] + step - 1) / step;
     assert(total > 0 && total < UINT32_MAX);
@@ -74,6 +74,7 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
         sw_placement_free(p);
         return -ENOMEM;
     }
+    uint64_t index = 0;
     for (uint32_t u = 0; u < in->unit_count; u++) {
         p->unit_first_chunk[u] = p->chunk_count;
         for (uint64_t first = 0; first < in->unit_elements[u]; first += step) {
@@ -84,9 +85,11 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
                 .tier = in->optimizer,
                 .first = first,
                 .count = count,
-                .record_bytes = sw_round_up(count * STATE_BYTES_PER_ELEMENT, PAGE_BYTES),
+                .index = index + first,
+                .record_bytes = sw_round_up(sw_adam_record_bytes(&in->format, count), PAGE_BYTES),
             };
         }
+        index += sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
     }
     p->unit_first_chunk[in->unit_count] = p->chunk_count;
     size_pools(p, in);
@@ -103,9 +106,10 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
                        struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
     uint64_t weights = 0, host_grads = 0;
     for (uint32_t u = 0; u < in->unit_count; u++) {
-        weights += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->dtype), PAGE_BYTES);
+        weights +=
+            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.weight), PAGE_BYTES);
         host_grads +=
-            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->grad_dtype), PAGE_BYTES);
+            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
     }
     if (in->optimizer == SW_TIER_DEVICE) host_grads = 0;
     const struct sw_byte_row all[] = {

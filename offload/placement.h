@@ -8,17 +8,19 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/bf16.h"
+#include "cpu_adam/adam.h"
 
 enum sw_tier { SW_TIER_DEVICE, SW_TIER_HOST, SW_TIER_NVME, SW_TIER_COUNT };
 
 const char *sw_tier_name(enum sw_tier tier);
 
-/* A piece of a unit's optimizer state: one record [master | momentum | variance] of FP32. */
+/* A piece of a unit's optimizer state: one record of cpu_adam/adam.h. */
 struct sw_chunk {
     uint32_t unit;
     enum sw_tier tier;
-    uint64_t first, count;  /* elements of the unit */
-    uint64_t record_bytes;  /* 12 * count rounded up to 4 KiB */
+    uint64_t first, count;  /* elements of the unit; first is a multiple of SW_ADAM_BLOCK */
+    uint64_t index;         /* of the first element in the model, likewise */
+    uint64_t record_bytes;  /* rounded up to 4 KiB */
     uint64_t record_offset; /* in its tier's pool of records (device, host); 0 on NVMe */
 };
 
@@ -26,7 +28,7 @@ struct sw_placement_input {
     uint32_t unit_count, micro_count;
     const uint64_t *unit_elements; /* with padding */
     int tied;                      /* unit 0's accumulator is its own */
-    enum sw_dtype dtype, grad_dtype;
+    struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
     enum sw_tier optimizer;
     uint64_t chunk_bytes;      /* of a record; at least SW_CHUNK_BYTES_MIN */
     uint64_t activation_bytes; /* one unit input of one micro-batch */

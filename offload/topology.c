@@ -7,6 +7,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <hwloc.h>
+#include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,9 +48,19 @@ static void lower_memory(struct sw_cgroup_limits *limits, const char *text) {
     if (end != text && bytes < limits->memory_bytes) limits->memory_bytes = bytes; /* not "max" */
 }
 
+static void lower_threads(struct sw_cgroup_limits *limits, const char *max, const char *current) {
+    char *end;
+    const uint64_t most = strtoull(max, &end, 10);
+    if (end == max) return; /* "max" */
+    const uint64_t now = strtoull(current, NULL, 10), left = most > now ? most - now : 0;
+    if (limits->threads_max != UINT64_MAX && left >= limits->threads_left) return;
+    limits->threads_max = most;
+    limits->threads_left = left;
+}
+
 /* The limits set in one folder, whichever version's files lie there. */
 static void read_folder(const char *folder, struct sw_cgroup_limits *limits) {
-    char line[128], period_line[128];
+    char line[128], period_line[128], current[128];
     double quota, period;
     if (!read_in(folder, "cpu.max", line, sizeof(line)) &&
         sscanf(line, "%lf %lf", &quota, &period) == 2) /* "max 100000" is no quota */
@@ -59,6 +70,9 @@ static void read_folder(const char *folder, struct sw_cgroup_limits *limits) {
         lower_cpus(limits, atof(line), atof(period_line));
     if (!read_in(folder, "memory.max", line, sizeof(line))) lower_memory(limits, line);
     if (!read_in(folder, "memory.limit_in_bytes", line, sizeof(line))) lower_memory(limits, line);
+    if (!read_in(folder, "pids.max", line, sizeof(line)) &&
+        !read_in(folder, "pids.current", current, sizeof(current)))
+        lower_threads(limits, line, current);
 }
 
 /* Reads mount + group and every folder above it up to the mount. Inside a container the path may be
@@ -85,7 +99,8 @@ static int has_controller(const char *list, const char *name) {
 
 void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits) {
     assert(root && limits);
-    *limits = (struct sw_cgroup_limits){0, UINT64_MAX};
+    *limits = (struct sw_cgroup_limits){0, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    static const char *const controllers[] = {"cpu", "memory", "pids"};
     char path[PATH_BYTES], line[PATH_BYTES], mount[PATH_BYTES + 300];
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
@@ -102,11 +117,12 @@ void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits) {
             read_up(mount, group, limits);
             snprintf(mount, sizeof(mount), "%s/sys/fs/cgroup/unified", root);
             read_up(mount, group, limits);
-        } else if (has_controller(list, "cpu") || has_controller(list, "memory")) {
+        }
+        for (int c = 0; c < 3; c++) { /* under the controllers' joint name, and under its own */
+            if (!has_controller(list, controllers[c])) continue;
             snprintf(mount, sizeof(mount), "%s/sys/fs/cgroup/%.256s", root, list);
             read_up(mount, group, limits);
-            const char *one = has_controller(list, "cpu") ? "cpu" : "memory";
-            snprintf(mount, sizeof(mount), "%s/sys/fs/cgroup/%s", root, one);
+            snprintf(mount, sizeof(mount), "%s/sys/fs/cgroup/%s", root, controllers[c]);
             read_up(mount, group, limits);
         }
     }
@@ -133,23 +149,62 @@ static int mask_cpus(void) {
     return -EINVAL;
 }
 
-static void read_hwloc(struct sw_topology *t) {
+/* Whether the user has OpenMP place its threads: then nothing here may. */
+static int user_binds(void) {
+    static const char *const names[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY",
+                                        "KMP_AFFINITY"};
+    for (int i = 0; i < 4; i++)
+        if (getenv(names[i])) return 1;
+    return 0;
+}
+
+int sw_topology_cores(hwloc_topology_t topo, hwloc_const_cpuset_t set) {
+    int cores = 0;
+    for (hwloc_obj_t core = NULL;
+         (core = hwloc_get_next_obj_by_type(topo, HWLOC_OBJ_CORE, core)) != NULL;)
+        cores += core->cpuset && hwloc_bitmap_intersects(core->cpuset, set);
+    if (cores > 0) return cores;
+    const int units = hwloc_bitmap_weight(set);
+    return units > 0 ? units : 1;
+}
+
+int sw_topology_nodes(hwloc_topology_t topo, hwloc_const_cpuset_t set) {
+    int nodes = 0;
+    for (hwloc_obj_t node = NULL;
+         (node = hwloc_get_next_obj_by_type(topo, HWLOC_OBJ_NUMANODE, node)) != NULL;)
+        nodes += node->cpuset && hwloc_bitmap_intersects(node->cpuset, set);
+    return nodes > 0 ? nodes : 1;
+}
+
+hwloc_topology_t sw_topology_load(void) {
     hwloc_topology_t topo;
-    if (hwloc_topology_init(&topo)) return;
-    if (hwloc_topology_load(topo) == 0) {
-        hwloc_cpuset_t mask = hwloc_bitmap_alloc();
-        if (mask && hwloc_get_cpubind(topo, mask, HWLOC_CPUBIND_PROCESS) == 0) {
-            int nodes = 0;
-            hwloc_obj_t node = NULL; /* by hand: a node without memory or cores is no surprise */
-            while ((node = hwloc_get_next_obj_by_type(topo, HWLOC_OBJ_NUMANODE, node)) != NULL)
-                nodes += node->cpuset && hwloc_bitmap_intersects(node->cpuset, mask);
-            if (nodes > 0) t->numa_nodes = nodes;
-        }
-        hwloc_bitmap_free(mask);
-        hwloc_obj_t package = hwloc_get_obj_by_type(topo, HWLOC_OBJ_PACKAGE, 0);
-        const char *name = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
-        if (name) snprintf(t->cpu_name, sizeof(t->cpu_name), "%s", name);
+    if (hwloc_topology_init(&topo)) return NULL;
+    /* The x86 component moves the calling thread to every CPU in turn, those outside the user's
+     * mask too; what it adds to the kernel's own answers is not used here. */
+    hwloc_topology_set_components(topo, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "x86");
+    if (hwloc_topology_load(topo) == 0) return topo;
+    hwloc_topology_destroy(topo);
+    return NULL;
+}
+
+static void read_hwloc(struct sw_topology *t) {
+    hwloc_topology_t topo = sw_topology_load();
+    if (!topo) return;
+    hwloc_cpuset_t mask = hwloc_bitmap_alloc();
+    if (mask && hwloc_get_cpubind(topo, mask, HWLOC_CPUBIND_THREAD) == 0) {
+        /* OpenMP may have narrowed this thread's own mask at start: then what the container
+         * allows is as near as one can come. */
+        if (hwloc_bitmap_weight(mask) < t->cpus)
+            hwloc_bitmap_copy(mask, hwloc_topology_get_allowed_cpuset(topo));
+        const int cores = sw_topology_cores(topo, mask);
+        if (cores < t->cores) t->cores = cores;
+        t->numa_nodes = sw_topology_nodes(topo, mask);
+        hwloc_bitmap_list_snprintf(t->cpu_list, sizeof(t->cpu_list), mask);
     }
+    hwloc_bitmap_free(mask);
+    hwloc_obj_t package = hwloc_get_obj_by_type(topo, HWLOC_OBJ_PACKAGE, 0);
+    const char *name = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+    if (name) snprintf(t->cpu_name, sizeof(t->cpu_name), "%s", name);
     hwloc_topology_destroy(topo);
 }
 
@@ -157,6 +212,11 @@ int sw_topology_read(struct sw_topology *t) {
     assert(t);
     memset(t, 0, sizeof(*t));
     t->cpus = mask_cpus();
+    t->user_binds = user_binds();
+    /* Told to bind, OpenMP moves the first thread to one place before main begins; it counted the
+     * mask before that. */
+    if (t->user_binds && t->cpus > 0 && omp_get_num_procs() > t->cpus)
+        t->cpus = omp_get_num_procs();
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
     if (t->cpus < 0 || pages <= 0 || page_bytes <= 0) {
         const int ret = t->cpus < 0 ? t->cpus : -ENOSYS;
@@ -164,17 +224,30 @@ int sw_topology_read(struct sw_topology *t) {
         return ret;
     }
     t->numa_nodes = 1;
+    t->cores = t->cpus;
+    snprintf(t->cpu_list, sizeof(t->cpu_list), "unknown");
     snprintf(t->cpu_name, sizeof(t->cpu_name), "unknown");
     read_hwloc(t);
     struct sw_cgroup_limits limits;
     sw_cgroup_read("", &limits);
+    t->quota = limits.cpus;
     t->quota_cpus = sw_quota_cpus(limits.cpus, t->cpus);
     t->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
     if (limits.memory_bytes < t->memory_bytes) t->memory_bytes = limits.memory_bytes;
     return 0;
 }
 
+static int least(int a, int b) {
+    const int n = a < b ? a : b;
+    return n < SW_TEAM_THREADS_MAX ? n : SW_TEAM_THREADS_MAX;
+}
+
 int sw_topology_threads(const struct sw_topology *t) {
     assert(t);
-    return t->cpus < t->quota_cpus ? t->cpus : t->quota_cpus;
+    return least(t->cpus, t->quota_cpus);
+}
+
+int sw_topology_adam_threads(const struct sw_topology *t) {
+    assert(t);
+    return least(t->cores, t->quota_cpus);
 }

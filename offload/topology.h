@@ -3,10 +3,16 @@
 #define OFFLOAD_TOPOLOGY_H
 #include <stdint.h>
 
+enum { SW_TEAM_THREADS_MAX = 1024 }; /* of one thread team */
+
 struct sw_topology {
     int cpus;       /* processing units in the affinity mask */
+    int cores;      /* cores with at least one of them: fewer where cores have several threads */
     int quota_cpus; /* floor of the cgroup's CPU quota, at least 1; cpus when there is none */
-    int numa_nodes;
+    double quota;   /* the quota itself, in CPUs; 0: none */
+    int numa_nodes; /* with processing units in the mask, at least 1 */
+    int user_binds; /* the user's environment lets OpenMP place its threads (OMP_PROC_BIND, ...) */
+    char cpu_list[128];    /* the mask, as "0-3,8" */
     uint64_t memory_bytes; /* what may be used: the machine's, or the cgroup's limit if smaller */
     char cpu_name[96];
 };
@@ -14,7 +20,11 @@ struct sw_topology {
 /* 0 or -errno, reported. Read once; cheap. */
 int sw_topology_read(struct sw_topology *topology);
 
-/* min(mask, quota): the default size of a thread team. */
+/* min(mask, quota): the default size of a thread team that computes. */
 int sw_topology_threads(const struct sw_topology *topology);
+
+/* min(cores, quota): the default size of Adam's team. It waits for memory, so a core's second
+ * hardware thread adds nothing and takes cycles from what runs beside it. */
+int sw_topology_adam_threads(const struct sw_topology *topology);
 
 #endif

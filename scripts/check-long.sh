@@ -6,6 +6,8 @@
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
 #                  PyPI, in a virtual environment outside the tree)
+#   adam           torch.optim's AdamW and Adam beside the CPU Adam (from the same virtual
+#                  environment), and one chunk of 2^31 + 17 elements (up to 28 GB of memory)
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
 #
 # Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
@@ -33,18 +35,37 @@ stage() {
     fi
 }
 
-# The virtual environment: python3 -m venv, torch and transformers from PyPI.
-transformers() {
-    local python=$long/venv/bin/python
-    if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
-        rm -rf "$long/venv"
-        echo "making a virtual environment with torch and transformers (several GB)"
-        if ! { python3 -m venv "$long/venv" &&
-            "$long/venv/bin/pip" -q install torch transformers safetensors numpy; }; then
-            echo "skip all: not checked here: no virtual environment with torch and transformers"
-            return 0
-        fi
+# The virtual environment: python3 -m venv, torch and transformers from PyPI. Where it
+# cannot be made the check named $1 is skipped.
+python=$long/venv/bin/python
+venv() {
+    "$python" -c 'import torch, transformers' 2>/dev/null && return
+    rm -rf "$long/venv"
+    echo "making a virtual environment with torch and transformers (several GB)"
+    if ! { python3 -m venv "$long/venv" &&
+        "$long/venv/bin/pip" -q install torch transformers safetensors numpy; }; then
+        echo "skip $1: not checked here: no virtual environment with torch and transformers"
+        return 1
     fi
+}
+
+# The programs beside the scripts, linked with the library as it is.
+program() {
+    "${CC:-cc}" -std=gnu11 -O2 -fopenmp -D_GNU_SOURCE -I. "tests/long/$1" \
+        build/release/libspillway.a -lisal -lm -o "$long/${1%.c}"
+}
+
+adam() {
+    local status=0
+    program adam_huge.c && "$long/adam_huge" || status=1
+    program adam_steps.c || return 1
+    venv torch || return $status
+    "$python" tests/long/adam_agrees.py "$long/adam_steps" || status=1
+    return $status
+}
+
+transformers() {
+    venv all || return 0
     local status=0
     "$python" tests/long/transformers_agree.py || status=1
     "$python" tests/long/shapes_agree.py || status=1
@@ -52,10 +73,11 @@ transformers() {
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-for check in ${*:-kills transformers distributions}; do
+for check in ${*:-kills transformers adam distributions}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
         transformers) stage transformers transformers ;;
+        adam) stage adam adam ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
             echo "check-long: no check named '$check'" >&2

@@ -9,7 +9,8 @@
 set -euo pipefail
 
 build_packages=(gcc g++ libc6-dev make git python3 libcmocka-dev
-    liburing-dev libhwloc-dev libdnnl-dev libjansson-dev libxxhash-dev libtomlplusplus-dev)
+    liburing-dev libhwloc-dev libdnnl-dev libjansson-dev libxxhash-dev libisal-dev
+    libtomlplusplus-dev)
 # clang's default version decides which runtimes fit; see clang_packages.
 check_packages=(clang llvm)
 

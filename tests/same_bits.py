@@ -24,22 +24,29 @@ def unit_elements():
     return [up(VOCAB * HIDDEN, 128)] + [sum(up(n, 128) for n in layer)] * LAYERS + [up(HIDDEN, 128)]
 
 
-def record_bytes(chunk_bytes):
-    """Bytes of all records: 12 per element, each record rounded up to a page."""
-    step, total = chunk_bytes // 12 // 128 * 128, 0
+def record_bytes(chunk_bytes, moments="fp32"):
+    """Bytes of all records: 12 per element; with 8-bit moments 6 and two scales per 256. Each is
+    rounded up to a page."""
+    def record(elements):
+        return 12 * elements if moments == "fp32" else 6 * elements + 8 * (up(elements, 256) // 256)
+
+    step, total = chunk_bytes // record(256) * 256, 0
     for elements in unit_elements():
         while elements > 0:
-            total += up(12 * min(step, elements), 4096)
+            total += up(record(min(step, elements)), 4096)
             elements -= step
     return total
 
 
 class Result:
-    def __init__(self, tmp, number, dtype, clip, optimizer, overlap, threads=2, chunk=LARGE_CHUNK):
+    def __init__(self, tmp, number, dtype, clip, optimizer, overlap, threads=2, chunk=LARGE_CHUNK,
+                 master="fp32", moments="fp32"):
         out, log = f"{tmp}/out-{number}", f"{tmp}/{number}.jsonl"
-        self.name = f"{dtype} clip {clip} {optimizer} {overlap} threads {threads} chunk {chunk}"
+        self.name = f"{dtype} clip {clip} {optimizer} {overlap} threads {threads} chunk {chunk} " \
+                    f"{master} {moments}"
         self.run = t.train(out, "--dtype", dtype, "--clip", clip, "--optimizer", optimizer,
                            "--overlap", overlap, "--threads", threads, "--chunk", chunk,
+                           "--master", master, "--moments", moments,
                            "--steps", STEPS, "--seq-len", 24, "--micro-batch", 2, "--accumulate", 2,
                            "--lr", "1e-3", "--digest", "--log", log)
         t.equal(self.run.rc, 0, self.name, self.run)
@@ -49,7 +56,7 @@ class Result:
         t.equal(len(self.digest), 1, f"{self.name}: digests")
         self.weights = t.read_model(out)[1]
         self.losses = [(s["step"], s["loss"], s["grad_norm"], s["clip_factor"]) for s in self.steps]
-        self.tier, self.chunk, self.dtype, self.log = optimizer, chunk, dtype, log
+        self.tier, self.chunk, self.dtype, self.moments = optimizer, chunk, dtype, moments
 
     def check_same(self, other):
         t.equal(self.losses, other.losses, f"losses of {self.name}")
@@ -59,7 +66,7 @@ class Result:
     def check_bytes(self):
         element = 2 if self.dtype == "bf16" else 4
         down = up_ = sum(unit_elements()) * element
-        records = record_bytes(self.chunk)
+        records = record_bytes(self.chunk, self.moments)
         for s in self.steps:
             got = s["bytes"]
             host = self.tier != "device"
@@ -70,14 +77,14 @@ class Result:
             t.equal(got, want, f"bytes of step {s['step']}, {self.name}")
 
 
-def check_group(dtype, clip, variants):
+def check_group(dtype, clip, variants, moments="fp32"):
     with t.folder() as tmp:
-        plain = Result(tmp, 0, dtype, clip, "device", "none", threads=1)
+        plain = Result(tmp, 0, dtype, clip, "device", "none", threads=1, moments=moments)
         t.equal(len(plain.steps), STEPS, "steps in the log")
         t.check(plain.steps[-1]["loss"] != plain.steps[0]["loss"], "nothing was learnt")
         plain.check_bytes()
         for number, variant in enumerate(variants):
-            result = Result(tmp, number + 1, dtype, clip, **variant)
+            result = Result(tmp, number + 1, dtype, clip, moments=moments, **variant)
             result.check_same(plain)
             result.check_bytes()
 
@@ -118,6 +125,31 @@ def fp32_with_clipping():
 @t.test
 def fp32_without_clipping():
     check_group("fp32", 0, WITHOUT_CLIP)
+
+
+SPLIT = [
+    dict(optimizer="device", overlap="forward", master="split"),
+    dict(optimizer="host", overlap="forward", master="split", chunk=SMALL_CHUNK),
+    dict(optimizer="nvme", overlap="forward", master="split", threads=1),
+    dict(optimizer="nvme", overlap="forward", master="split", chunk=SMALL_CHUNK),
+]
+
+
+@t.test
+def bf16_split_master():
+    check_group("bf16", 1, SPLIT)
+
+
+@t.test
+def fp32_split_master():
+    check_group("fp32", 1, SPLIT)
+
+
+@t.test
+def eight_bit_moments():
+    """Lossy against FP32 moments, and still the same bits on every path."""
+    check_group("bf16", 1, WITH_CLIP + SPLIT, moments="8bit")
+    check_group("bf16", 0, WITHOUT_CLIP, moments="8bit")
 
 
 @t.test

@@ -151,8 +151,8 @@ void ref_device_close(struct ref_device *d) {
 
 int ref_devices_open(struct ref_device devices[REF_DEVICES_MAX], int threads) {
     int count = 0;
-    for (int i = 0; i < sw_host_isa_count; i++)
-        if (sw_host_isas[i].supported())
+    for (int i = SW_ISA_COUNT - 1; i >= 0; i--)
+        if (sw_isa_supported((enum sw_isa)i))
             ref_device_open(&devices[count++], sw_host_isas[i].name, threads);
     return count;
 }

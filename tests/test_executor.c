@@ -27,11 +27,10 @@ struct watch {
     unsigned seed[SW_LANE_COUNT];
 };
 
-static void no_adam(const struct sw_device_adam_step *step, const struct sw_device_adam *spans,
-                    int count, void *ctx) {
+static void no_adam(const struct sw_device_adam_step *step,
+                    const struct sw_device_adam_chunk *chunk, void *ctx) {
     (void)step;
-    (void)spans;
-    (void)count;
+    (void)chunk;
     (void)ctx;
 }
 

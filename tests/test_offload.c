@@ -179,6 +179,45 @@ static void version_1_is_read_with_joined_and_single_controllers(void **state) {
     assert_true(limits_now().cpus == 0);
 }
 
+static void a_limit_of_processes_counts_where_the_fewest_are_left(void **state) {
+    (void)state;
+    clear_root();
+    put("proc/self/cgroup", "0::/a/b\n");
+    assert_true(limits_now().threads_left == UINT64_MAX);
+    put("sys/fs/cgroup/a/b/pids.max", "max\n");
+    put("sys/fs/cgroup/a/b/pids.current", "5\n");
+    assert_true(limits_now().threads_left == UINT64_MAX && limits_now().threads_max == UINT64_MAX);
+    put("sys/fs/cgroup/a/b/pids.max", "100\n");
+    assert_true(limits_now().threads_left == 95 && limits_now().threads_max == 100);
+    put("sys/fs/cgroup/a/pids.max", "200\n");
+    put("sys/fs/cgroup/a/pids.current", "190\n");
+    assert_true(limits_now().threads_left == 10 && limits_now().threads_max == 200);
+    put("sys/fs/cgroup/a/pids.max", "180\n"); /* lowered below what runs already */
+    assert_true(limits_now().threads_left == 0);
+    clear_root();
+    put("proc/self/cgroup", "8:pids:/job\n0::/\n");
+    put("sys/fs/cgroup/pids/job/pids.max", "64\n");
+    put("sys/fs/cgroup/pids/job/pids.current", "60\n");
+    assert_true(limits_now().threads_left == 4 && limits_now().threads_max == 64);
+}
+
+static void a_fractional_quota_counts_in_nested_groups_of_both_versions(void **state) {
+    (void)state;
+    clear_root();
+    put("proc/self/cgroup", "0::/a/b/c\n");
+    put("sys/fs/cgroup/a/b/c/cpu.max", "800000 100000\n");
+    put("sys/fs/cgroup/a/b/cpu.max", "199500 50000\n");
+    put("sys/fs/cgroup/a/cpu.max", "600000 100000\n");
+    assert_int_equal(sw_quota_cpus(limits_now().cpus, 64), 3);
+    clear_root();
+    put("proc/self/cgroup", "4:cpu,cpuacct:/job/part\n");
+    put("sys/fs/cgroup/cpu/job/part/cpu.cfs_quota_us", "-1\n");
+    put("sys/fs/cgroup/cpu/job/part/cpu.cfs_period_us", "100000\n");
+    put("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "50000\n");
+    put("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(sw_quota_cpus(limits_now().cpus, 64), 1);
+}
+
 /* Inside a container the group's path may be the host's; its own limits lie at the mount. */
 static void a_path_of_the_host_falls_back_to_the_mount(void **state) {
     (void)state;
@@ -226,7 +265,10 @@ static void the_machine_is_read_within_the_affinity_mask(void **state) {
         CPU_SET(last, &one);
         if (sched_setaffinity(0, sizeof(one), &one)) _exit(0); /* forbidden here */
         const int ret = sw_topology_read(&t);
-        _exit(ret == 0 && t.cpus == 1 && t.quota_cpus == 1 && sw_topology_threads(&t) == 1 ? 0 : 1);
+        _exit(ret == 0 && t.cpus == 1 && t.quota_cpus == 1 && sw_topology_threads(&t) == 1 &&
+                      sw_topology_adam_threads(&t) == 1 && atoi(t.cpu_list) == last
+                  ? 0
+                  : 1);
     }
     int status;
     assert_true(waitpid(child, &status, 0) == child && status == 0);
@@ -242,6 +284,8 @@ int main(void) {
         cmocka_unit_test(without_cgroup_files_there_is_no_limit),
         cmocka_unit_test(version_2_takes_the_tightest_limit_on_the_way_up),
         cmocka_unit_test(version_1_is_read_with_joined_and_single_controllers),
+        cmocka_unit_test(a_limit_of_processes_counts_where_the_fewest_are_left),
+        cmocka_unit_test(a_fractional_quota_counts_in_nested_groups_of_both_versions),
         cmocka_unit_test(a_path_of_the_host_falls_back_to_the_mount),
         cmocka_unit_test(a_quota_grants_whole_cores),
         cmocka_unit_test(the_threads_are_the_smaller_of_mask_and_quota),

@@ -59,6 +59,7 @@ static void defaults_are_those_of_the_manual(void **state) {
                 options.decay == SW_DECAY_MATRICES && options.max_skips == 10);
     assert_true(options.dtype == SW_BF16 && options.grad_dtype == SW_BF16 &&
                 options.optimizer == SW_TIER_HOST && options.overlap == SW_OVERLAP_AUTO);
+    assert_true(options.master == SW_MASTER_FP32 && options.moments == SW_MOMENTS_FP32);
     assert_true(options.chunk_bytes == 8 << 20 && options.threads == 0 && options.nvme_count == 0);
     assert_true(options.save_every == 0 && options.eval_every == 0 && !options.restart &&
                 !options.dry_run && !options.digest);
@@ -83,11 +84,13 @@ static void every_option_is_read(void **state) {
     sw_parsed_close(&parsed);
     accept(ARGS(PATHS, "--clip", "0", "--max-skips", "0", "--device", "host", "--grad-dtype",
                 "fp32", "--optimizer", "nvme", "--overlap", "backward", "--chunk", "1Mi",
-                "--threads", "2", "--nvme", "/a,/b", "--save-every", "10", "--eval-every", "5",
-                "--val", "v", "--restart", "--digest", "--log", "l", "--dry-run"));
+                "--master", "split", "--moments", "8bit", "--threads", "2", "--nvme", "/a,/b",
+                "--save-every", "10", "--eval-every", "5", "--val", "v", "--restart", "--digest",
+                "--log", "l", "--dry-run"));
     assert_true(options.clip == 0 && options.max_skips == 0 && options.grad_dtype == SW_FP32 &&
                 options.dtype == SW_BF16 && options.optimizer == SW_TIER_NVME &&
                 options.overlap == SW_OVERLAP_BACKWARD);
+    assert_true(options.master == SW_MASTER_SPLIT && options.moments == SW_MOMENTS_8BIT);
     assert_true(options.chunk_bytes == 1 << 20 && options.threads == 2 && options.nvme_count == 2 &&
                 options.save_every == 10 && options.eval_every == 5);
     assert_true(options.restart && options.digest && options.dry_run);

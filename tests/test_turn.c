@@ -35,8 +35,6 @@ static void random_example(struct example *e) {
         .micro_count = 1 + random_below(4),
         .unit_elements = elements,
         .tied = (int)random_below(2),
-        .dtype = SW_BF16,
-        .grad_dtype = SW_BF16,
         .optimizer = (enum sw_tier)random_below(3),
         .chunk_bytes = SW_CHUNK_BYTES_MIN + random_below(3) * 30000,
         .activation_bytes = 4096,

@@ -314,6 +314,27 @@ def device_threads_are_in_the_numerics_key():
             t.close(one, two, ORDER_OF_SUMS, "loss", relative=True)
 
 
+# ---- formats of the state ----------------------------------------------------------------------
+
+@t.test
+def moments_are_in_the_numerics_key_and_the_master_is_not():
+    """8-bit moments change bits, a split master none. The second step is the first that reads a
+    moment back."""
+    with t.folder() as tmp:
+        keys, losses = {}, {}
+        for name, more in (("plain", []), ("split", ["--master", "split"]),
+                           ("8bit", ["--moments", "8bit"])):
+            _, steps, others = train(tmp, name, *FP32, "--seq-len", 64, "--steps", 4,
+                                     "--lr", "1e-3", *more)
+            keys[name] = others[0]["numerics_key"]
+            losses[name] = [s["loss"] for s in steps]
+        t.equal(keys["split"], keys["plain"], "the key with a split master")
+        t.contains(keys["8bit"], "moments=8bit", "the key with 8-bit moments")
+        t.equal(losses["split"], losses["plain"], "losses with a split master")
+        t.equal(losses["8bit"][:2], losses["plain"][:2], "losses before a moment is read back")
+        t.check(losses["8bit"][3] != losses["plain"][3], "8-bit moments lost nothing")
+
+
 # ---- trace -------------------------------------------------------------------------------------
 
 @t.test

@@ -18,11 +18,13 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/isa.h"
 #include "base/log.h"
 #include "base/size.h"
-#include "cpu_adam/adam.h"
+#include "engine/teams.h"
 #include "nvme/nvme.h"
 #include "offload/arena.h"
+#include "offload/thread_trial.h"
 #include "offload/topology.h"
 #include "tools/command_line.h"
 
@@ -85,22 +87,44 @@ static void because(struct check *c, const char *why, const char *fix) {
 }
 
 static void check_isa(struct doctor *d) {
-    const struct sw_adam_variant *picked, *best = sw_adam_variants;
-    while (!best->supported()) best++;
+    enum sw_isa picked, best = SW_ISA_AVX512;
+    while (!sw_isa_supported(best)) best--;
     d->said_count = 0;
-    if (sw_adam_pick(&picked) < 0) {
+    if (sw_isa_pick(&picked) < 0) {
         because(add(d, "instructions", BAD, "no variant"), reason(d, "SPILLWAY_ISA", ""),
                 "unset SPILLWAY_ISA, or set it to avx512, avx2 or scalar");
         return;
     }
     if (picked != best)
-        because(add(d, "instructions", SLOW, "%s", picked->name),
+        because(add(d, "instructions", SLOW, "%s", sw_isa_name(picked)),
                 "SPILLWAY_ISA forces it, and this CPU can do better", "unset SPILLWAY_ISA");
-    else if (strcmp(picked->name, "scalar") == 0)
+    else if (picked == SW_ISA_SCALAR)
         because(add(d, "instructions", SLOW, "scalar"), "this CPU has no AVX2",
                 "a CPU from 2013 or later, or a virtual machine that shows its host's CPU");
     else
-        add(d, "instructions", OK, "%s", picked->name);
+        add(d, "instructions", OK, "%s", sw_isa_name(picked));
+}
+
+/* The default sizes of a run's teams, why, and whether so many threads can be started. */
+static void check_threads(struct doctor *d, const struct sw_topology *t) {
+    const int adam = sw_topology_adam_threads(t), device = sw_topology_threads(t);
+    struct check *c = add(d, "threads", OK, "Adam %d, host device %d", adam, device);
+    char quota[48] = "no quota", limit[160], why[TEXT_BYTES];
+    if (t->quota > 0) snprintf(quota, sizeof(quota), "a quota of %.4g CPUs", t->quota);
+    const char *bound = t->user_binds       ? "placed by OpenMP as the environment says"
+                        : t->numa_nodes > 1 ? "Adam's bound to the NUMA node that holds the chunk"
+                                            : "not bound, as there is one NUMA node";
+    snprintf(why, sizeof(why), "%d CPU%s in the affinity mask (%s) on %d core%s, %s; %s", t->cpus,
+             t->cpus == 1 ? "" : "s", t->cpu_list, t->cores, t->cores == 1 ? "" : "s", quota,
+             bound);
+    because(c, why, "");
+    const struct sw_team_sizes sizes = {adam, device, 0};
+    const int wanted = sw_teams_threads(&sizes);
+    const int made = sw_thread_trial(wanted, limit, sizeof(limit));
+    if (made == wanted) return;
+    c->state = SLOW;
+    snprintf(why, sizeof(why), "only %d more threads can be started: %s", made, limit);
+    because(c, why, "raise that limit (ulimit -u, docker run --pids-limit)");
 }
 
 static void check_machine(struct doctor *d) {
@@ -110,14 +134,14 @@ static void check_machine(struct doctor *d) {
         because(add(d, "cores", BAD, "unknown"), reason(d, "topology", ""), "mount /proc and /sys");
         return;
     }
-    struct check *c = add(d, "cores", OK, "%d of %s, %d NUMA node%s, %d thread%s", t.cpus,
-                          t.cpu_name, t.numa_nodes, t.numa_nodes == 1 ? "" : "s",
-                          sw_topology_threads(&t), sw_topology_threads(&t) == 1 ? "" : "s");
+    struct check *c = add(d, "cores", OK, "%d of %s, %d NUMA node%s", t.cores, t.cpu_name,
+                          t.numa_nodes, t.numa_nodes == 1 ? "" : "s");
     if (t.quota_cpus < t.cpus) {
         c->state = SLOW;
         because(c, "the container's CPU quota is below the cores it may run on",
                 "raise the quota (docker run --cpus, cpu.max)");
     }
+    check_threads(d, &t);
     char size[32];
     add(d, "memory", OK, "%s may be used", sw_size_print(t.memory_bytes, size, sizeof(size)));
 }

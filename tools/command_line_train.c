@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "offload/topology.h"
 
 static const char *const orders[] = {"shuffle", "sequential", NULL};
 static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
@@ -17,6 +18,8 @@ static const char *const decays[] = {"matrices", "all", NULL};
 static const char *const devices[] = {"host", NULL};
 static const char *const dtypes[] = {"bf16", "fp32", NULL};
 static const char *const tiers[] = {"device", "host", "nvme", NULL};
+static const char *const masters[] = {"fp32", "split", NULL};
+static const char *const moments[] = {"fp32", "8bit", NULL};
 static const char *const overlaps[] = {"auto", "none", "forward", "backward", NULL};
 
 #define FIELD(name)             .offset = offsetof(struct sw_train_options, name)
@@ -98,16 +101,21 @@ static const struct sw_option options_table[] = {
      .help = "of gradients on their way to the optimizer"},
     {"optimizer", .section = "Placement", CHOICE(tiers, optimizer), .fallback = "host",
      .help = "where the FP32 optimizer state lives"},
+    {"master", .section = "Placement", CHOICE(masters, master), .fallback = "fp32",
+     .help = "split: the weight's 16 bits and a 16-bit remainder, lossless"},
+    {"moments", .section = "Placement", CHOICE(moments, moments), .fallback = "fp32",
+     .help = "8bit: a quarter of the bytes of momentum and variance, lossy"},
     {"overlap", .section = "Placement", CHOICE(overlaps, overlap), .fallback = "auto",
      .help = "update beside forward (any clip) or backward (--clip 0)"},
     {"chunk", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE, FIELD(chunk_bytes),
      .min = SW_CHUNK_BYTES_MIN, .max = 1 << 30, .fallback = "8Mi",
      .help = "piece of optimizer state that moves at once"},
     {"threads", .section = "Placement", .value = "N", .kind = SW_OPTION_INT, FIELD(threads),
-     .min = 1, .max = 4096, .marks = SW_UNSET, .fallback = "what affinity and quota give",
-     .help = "of the optimizer on the CPU"},
+     .min = 1, .max = SW_TEAM_THREADS_MAX, .marks = SW_UNSET,
+     .fallback = "the cores that affinity and quota give",
+     .help = "of the optimizer on the CPU: one per core, as it waits for memory"},
     {"device-threads", .section = "Placement", .value = "N", .kind = SW_OPTION_INT,
-     FIELD(device_threads), .min = 1, .max = 4096, .marks = SW_UNSET,
+     FIELD(device_threads), .min = 1, .max = SW_TEAM_THREADS_MAX, .marks = SW_UNSET,
      .fallback = "what affinity and quota give",
      .help = "of the host device: fewer leave cores to the optimizer and the store"},
     {"nvme", .section = "Placement", .value = "DIR[,DIR...]", .kind = SW_OPTION_LIST, FIELD(nvme),

@@ -19,6 +19,7 @@ static const struct {
     {"inspect", "show a model folder: configuration, parameters, files", sw_cmd_inspect},
     {"init", "make a model folder with random weights from a configuration", sw_cmd_init},
     {"doctor", "check what this machine offers", sw_cmd_doctor},
+    {"bench", "measure a part of this machine", sw_cmd_bench},
 };
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 

@@ -6,7 +6,7 @@
  * [head_dim][query]. Work splits into units that share no output, so whichever thread takes a unit,
  * the bits are equal: forward, four (query tile, head) pairs of one key-value head; backward, one
  * key-value head, so that dk and dv are summed over heads and query tiles in one order. */
-#include "kernels/host/isa.h"
+#include "kernels/host/isa_loops.h"
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
@@ -167,9 +167,10 @@ static uint64_t forward_floats(const struct geometry *g) {
     return 2 * TILE * g->wide + TILE * TILE + STATES * state;
 }
 
-/* No thread without a unit: each one's share of the scratch is counted. */
+/* The whole team or one thread: a runtime ends the threads that a smaller team leaves over, and
+ * starts them anew for the next large one. */
 static int team_of(int threads, uint64_t units) {
-    return (uint64_t)threads < units ? threads : (int)units;
+    return units > 1 ? threads : 1;
 }
 
 /* Sets up the pairs [first, first + count) of a key-value head: pair p is tile p / group of the

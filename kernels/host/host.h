@@ -8,6 +8,7 @@
 #ifndef KERNELS_HOST_HOST_H
 #define KERNELS_HOST_HOST_H
 #include <pthread.h>
+#include "base/isa.h"
 #include "kernels/device.h"
 
 /* pointwise_isa.c: no element needs another one, or the order is fixed by the interface. */
@@ -55,19 +56,16 @@ struct sw_host_attention {
 };
 
 struct sw_host_isa {
-    const char *name;       /* "avx512", "avx2", "scalar" */
-    int (*supported)(void); /* CPU and operating system both */
+    const char *name; /* sw_isa_name()'s */
     const struct sw_host_pointwise *pointwise;
     const struct sw_host_rows *rows;
     const struct sw_host_attention *attention;
 };
 
-/* Best first; the last one always runs. */
-extern const struct sw_host_isa sw_host_isas[];
-extern const int sw_host_isa_count;
+/* By enum sw_isa. */
+extern const struct sw_host_isa sw_host_isas[SW_ISA_COUNT];
 
-/* The set that SPILLWAY_ISA names, else the best supported one. 0, -EINVAL or -ENOTSUP, reported.
- */
+/* The set of sw_isa_pick(); errors as there. */
 int sw_host_pick(const struct sw_host_isa **isa);
 
 /* A matrix product runs in blocks whose operands, widened to FP32, fill at most one panel each. */

@@ -123,9 +123,9 @@ static int op_round_norm(struct sw_stream *s, void *dst, enum sw_dtype dst_dtype
 }
 
 static int op_adam(struct sw_stream *s, const struct sw_device_adam_step *step,
-                   const struct sw_device_adam *spans, int span_count) {
+                   const struct sw_device_adam_chunk *chunk) {
     assert(s->device->adam);
-    s->device->adam(step, spans, span_count, s->device->adam_ctx);
+    s->device->adam(step, chunk, s->device->adam_ctx);
     return 0;
 }
 

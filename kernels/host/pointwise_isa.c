@@ -1,6 +1,6 @@
 /* kernels/host/pointwise_isa.c - gather and scatter of embedding rows, rotation, gating, rounding
  * and the conversions around matrix products. */
-#include "kernels/host/isa.h"
+#include "kernels/host/isa_loops.h"
 #include <omp.h>
 #include <string.h>
 #include "kernels/host/host.h"

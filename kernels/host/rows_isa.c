@@ -1,6 +1,6 @@
 /* kernels/host/rows_isa.c - operators that reduce along a row: the RMS norm and the cross-entropy.
  */
-#include "kernels/host/isa.h"
+#include "kernels/host/isa_loops.h"
 #include <math.h>
 #include "kernels/host/host.h"
 

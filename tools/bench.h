@@ -1,0 +1,64 @@
+/* tools/bench.h - what the parts of `spillway bench` share. Times are wall time; a sample is one
+ * pass, or several where one is too short to be measured. */
+#ifndef TOOLS_BENCH_H
+#define TOOLS_BENCH_H
+#include <jansson.h>
+#include <stdint.h>
+#include "base/bf16.h"
+#include "cpu_adam/adam.h"
+#include "offload/topology.h"
+
+enum { SW_BENCH_ROUNDS_MAX = 201, SW_BENCH_ROUNDS_MIN = 3 };
+
+double sw_bench_now(void); /* seconds, monotonic */
+double sw_bench_median(const double *values, int count);
+
+/* INT and TERM ask for an end; sw_bench_stopped() is the signal's number, 0 before. A second one
+ * leaves at once. */
+void sw_bench_watch_signals(void);
+int sw_bench_stopped(void);
+
+/* Every variant that runs here against the scalar one, bit for bit, in every format, and the scalar
+ * one against the rule in double precision. 0, or -EIO, reported. */
+int sw_bench_adam_verify(void);
+
+/* One measured case and its figures. */
+struct sw_bench_adam_row {
+    uint64_t params;
+    int threads;
+    enum sw_dtype grad;
+    int weight; /* a BF16 weight is emitted */
+    uint64_t bytes_per_param;
+    double ns_per_param, gb_per_s, limit_gb_per_s;
+    double ratio;     /* median over rounds of (limit's time / update's time) */
+    double cpu_share; /* of the threads' wall time that they had a CPU */
+    int rounds;
+    const char *limit_way;
+};
+
+/* What another format or an extra costs, beside the plain update. */
+struct sw_bench_adam_kind {
+    const char *name;
+    double ns_per_param, relative; /* median over rounds of (its time / plain's time) */
+};
+enum { SW_BENCH_ADAM_KINDS = 6 };
+
+struct sw_bench_adam;
+
+/* Memory for cases of at most params_max parameters, filled. 0 or -errno, reported. */
+int sw_bench_adam_open(struct sw_bench_adam **bench, const struct sw_adam_variant *variant,
+                       uint64_t params_max);
+void sw_bench_adam_close(struct sw_bench_adam *bench); /* NULL is fine */
+
+/* Fills row's figures in about `seconds`: interleaved rounds of update and limit. 0 or -EINTR. */
+int sw_bench_adam_measure(struct sw_bench_adam *bench, struct sw_bench_adam_row *row,
+                          double seconds);
+
+/* The formats and extras beside each other, in about `seconds`. 0, or -errno, reported unless it is
+ * -EINTR. */
+int sw_bench_adam_kinds(const struct sw_adam_variant *variant, uint64_t params, int threads,
+                        double seconds, struct sw_bench_adam_kind out[SW_BENCH_ADAM_KINDS]);
+
+int sw_cmd_bench_adam(int argc, char **argv);
+
+#endif
