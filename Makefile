@@ -100,13 +100,14 @@ lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c k
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
+preloads := $(patsubst %.c,$(O)/%.so,$(wildcard tests/preload/*.c))
 bench_tools := $(patsubst %.c,$(O)/%,$(wildcard tests/bench/*.c))
 test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
 
 all: $(program)
 	@:
-tests: $(program) $(tests)
+tests: $(program) $(tests) $(preloads)
 
 $(program): $(tool_objs) $(O)/libspillway.a
 	@echo "  LINK  $@"
@@ -119,6 +120,13 @@ $(O)/libspillway.a: $(lib_objs)
 $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
+
+# Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
+$(O)/tests/preload/%.so: tests/preload/%.c Makefile
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$(Q)$(CC) -std=gnu11 $(warn) -Wno-missing-prototypes -O1 -D_GNU_SOURCE -shared -fPIC $< \
+	  -ldl -o $@
 
 $(O)/tests/bench/%: $(O)/tests/bench/%.c.o $(O)/libspillway.a
 	@echo "  LINK  $@"

@@ -18,6 +18,7 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->clip = 1;
     options->schedule = SW_SCHEDULE_COSINE;
     options->warmup = -1;
+    options->commit_every = -1;
     options->decay = SW_DECAY_MATRICES;
     options->max_skips = 10;
     options->dtype = SW_BF16;

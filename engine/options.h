@@ -42,7 +42,8 @@ struct sw_train_options {
 
     uint64_t save_every, eval_every; /* steps; 0: never in between */
     const char *log, *trace;         /* NULL: none */
-    int restart, dry_run, digest;
+    int64_t commit_every;            /* steps; 0: never; -1: 1 on NVMe, else as save_every */
+    int resume, restart, keep_store, dry_run, digest;
 };
 
 /* The documented defaults; paths NULL. */

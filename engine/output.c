@@ -23,6 +23,7 @@ static const char *const ours[] = {"config.json",
                                    "model.safetensors.index.json",
                                    "step-[0-9]*",
                                    "optimizer.[0-9]*.state",
+                                   "optimizer.commit",
                                    "*.partial"};
 
 static int is_ours(const char *name) {
@@ -104,7 +105,7 @@ static int check_parent(const char *option, const char *out) {
     return 0;
 }
 
-int sw_output_check(const char *out, const char *model_dir, int restart, const char *log,
+int sw_output_check(const char *out, const char *model_dir, const char *reuse, const char *log,
                     const char *trace) {
     struct stat st;
     if (lstat(out, &st) < 0) {
@@ -130,7 +131,7 @@ int sw_output_check(const char *out, const char *model_dir, int restart, const c
     }
     char name[NAME_MAX + 1];
     int found = find_entry(out, 0, NULL, NULL, name, sizeof(name));
-    if (found == 1 && !restart) {
+    if (found == 1 && !reuse) {
         sw_error(
             "--out %s is not empty (it holds %s): choose another folder, or --restart to replace "
             "what an earlier run left there",
@@ -139,9 +140,9 @@ int sw_output_check(const char *out, const char *model_dir, int restart, const c
     }
     if (found == 1) found = find_entry(out, 1, log, trace, name, sizeof(name));
     if (found == 1) {
-        sw_error("--restart: %s holds %s, which no run of this program leaves there; nothing was "
+        sw_error("%s: %s holds %s, which no run of this program leaves there; nothing was "
                  "removed",
-                 out, name);
+                 reuse, out, name);
         return -EEXIST;
     }
     if (found < 0)
@@ -151,6 +152,12 @@ int sw_output_check(const char *out, const char *model_dir, int restart, const c
         sw_error("--out %s is not writable: %s", out, strerror(-found));
     }
     return found < 0 ? found : 0;
+}
+
+int sw_output_has_model(const char *out) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/config.json", out);
+    return access(path, F_OK) == 0; /* it is put in place last */
 }
 
 int sw_output_check_file(const char *option, const char *path) {
@@ -212,7 +219,7 @@ int sw_output_empty(const char *out, const char *log, const char *trace) {
         char path[PATH_MAX], partial[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         snprintf(partial, sizeof(partial), "%s.partial", trace ? trace : "");
-        if (fnmatch("*.state", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
+        if (fnmatch("optimizer.*", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
             is_named(e->d_name, trace ? partial : NULL, out))
             continue; /* of the run that begins */
         if (snprintf(path, sizeof(path), "%s/%s", out, e->d_name) >= (int)sizeof(path))

@@ -5,10 +5,11 @@
 #include <stdint.h>
 #include "engine/model.h"
 
-/* Checks that `out` can be taken: absent, or empty, or (restart) holding only what a run leaves and
- * the log and trace named here (NULL: none); and that it is neither the model's folder nor inside
- * it. Changes nothing. -EEXIST, -ENOENT, ... reported. */
-int sw_output_check(const char *out, const char *model_dir, int restart, const char *log,
+/* Checks that `out` can be taken: absent, or empty, or (reuse names the option that admits it,
+ * "--restart" or "--resume", else NULL) holding only what a run leaves and the log and trace named
+ * here (NULL: none); and that it is neither the model's folder nor inside it. Changes nothing.
+ * -EEXIST, -ENOENT, ... reported. */
+int sw_output_check(const char *out, const char *model_dir, const char *reuse, const char *log,
                     const char *trace);
 
 /* -EEXIST, reported, when writing `path` (NULL: fine) would overwrite one of the inputs (NULL
@@ -20,6 +21,9 @@ int sw_output_is_input(const char *option, const char *path, const char *const *
  * there and writable. `option` is named in the error. Change nothing. 0 or -errno, reported. */
 int sw_output_check_file(const char *option, const char *path);
 int sw_output_check_folder(const char *option, const char *path);
+
+/* Whether a whole model lies in `out`. */
+int sw_output_has_model(const char *out);
 
 /* Makes the folder where it is absent (*made) and locks it for this run until *held is closed. */
 int sw_output_take(const char *out, int *made, int *held);

@@ -47,6 +47,8 @@ static void resolve_steps(struct sw_trainer *t) {
     const uint64_t rows = (uint64_t)o->micro_batch * o->accumulate;
     if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
+    if (o->commit_every < 0)
+        o->commit_every = o->optimizer == SW_TIER_NVME ? 1 : (int64_t)o->save_every;
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
     if (o->overlap == SW_OVERLAP_AUTO)
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
@@ -130,9 +132,14 @@ static int build_turns(struct sw_trainer *t) {
 
 /* What the run will write is refused now if it cannot be written. A log in the output folder comes
  * to be with it. */
-static int check_outputs(const struct sw_train_options *o) {
+static int check_outputs(const struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
     const char *const inputs[] = {o->data, o->mask, o->val};
-    int ret = sw_output_check(o->out, o->model, o->restart, o->log, o->trace);
+    int ret = sw_output_check(o->out, o->model,
+                              o->resume    ? "--resume"
+                              : o->restart ? "--restart"
+                                           : NULL,
+                              o->log, o->trace);
     const char *const files[][2] = {{"--log", o->log}, {"--trace", o->trace}};
     const size_t out_length = strlen(o->out);
     for (int i = 0; i < 2 && ret == 0; i++) {
@@ -154,7 +161,8 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     t->options = *options;
     t->hooks = *hooks;
     t->out_held = -1;
-    int ret = check_outputs(options);
+    int ret = sw_trainer_find_commit(t);
+    if (ret == 0) ret = check_outputs(t);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {
@@ -164,12 +172,14 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     if (ret == 0) ret = sw_trainer_size(t);
     if (ret == 0) {
         write_numerics_key(t);
-        ret = build_turns(t);
+        ret = sw_trainer_check_resume(t);
     }
+    if (ret == 0) ret = build_turns(t);
     if (ret < 0) {
         sw_trainer_close(t);
         return ret;
     }
+    if (t->done_before && !options->keep_store && !options->dry_run) sw_trainer_forget_store(t);
     *out = t;
     return 0;
 }
@@ -224,7 +234,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) announce_team(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
     if (ret == 0) ret = open_executor(t);
-    if (ret == 0 && t->options.restart)
+    if (ret == 0 && (t->options.restart || t->options.resume) && !t->resuming)
         ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);
     return ret;
 }
@@ -234,6 +244,7 @@ void sw_trainer_close(struct sw_trainer *t) {
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
+    free(t->resumed.entries);
     sw_team_close(t->team);
     if (t->out_held >= 0) close(t->out_held);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
@@ -263,6 +274,16 @@ const char *sw_trainer_numerics_key(const struct sw_trainer *t) {
 }
 const char *sw_trainer_store_mode(const struct sw_trainer *t) {
     return t->store_mode;
+}
+uint64_t sw_trainer_start_step(const struct sw_trainer *t) {
+    return t->start_step;
+}
+int sw_trainer_done_before(const struct sw_trainer *t) {
+    return t->done_before;
+}
+int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step) {
+    *step = t->committed_step;
+    return t->committed_step != SW_NO_COMMIT;
 }
 uint64_t sw_trainer_params(const struct sw_trainer *t) {
     return t->model.params;

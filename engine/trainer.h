@@ -60,7 +60,16 @@ const char *sw_trainer_numerics_key(const struct sw_trainer *t);
 uint64_t sw_trainer_params(const struct sw_trainer *t);
 uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t);
 
+/* --resume found this run's finished result: nothing is to be done. After open. */
+int sw_trainer_done_before(const struct sw_trainer *t);
+
 int sw_trainer_start(struct sw_trainer *t);
+
+/* Steps done before this process, by the commit that --resume found; 0 without one. After start. */
+uint64_t sw_trainer_start_step(const struct sw_trainer *t);
+
+/* Whether the store holds a commit, and of which step. While no step runs. */
+int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step);
 
 /* Text on what the store uses ("io_uring, direct, ..."), after start; "" without a store. */
 const char *sw_trainer_store_mode(const struct sw_trainer *t);

@@ -1,5 +1,6 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
- * trainer_lanes.c (what each task does), trainer_run.c (the loop, evaluation and saving).
+ * trainer_memory.c (pools), trainer_store.c (the store and its commits), trainer_lanes.c (what each
+ * task does), trainer_run.c (the loop, evaluation and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
  * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
@@ -11,10 +12,12 @@
 #include "engine/llama.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
-#include "nvme/nvme.h"
+#include "nvme/homes.h"
 #include "offload/arena.h"
 #include "offload/team.h"
 #include "offload/topology.h"
+
+#define SW_NO_COMMIT UINT64_MAX
 
 enum { STEP_RECORDS = SW_RUNS_KEPT, RANGES_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1 };
 
@@ -25,6 +28,7 @@ struct step_record {
     struct sw_adam_step adam;
     int apply;
     double factor;
+    uint64_t updates, skips_in_a_row; /* after this step */
     struct sw_step_report report;
     /* Batch. */
     uint64_t tokens;
@@ -39,9 +43,7 @@ struct step_record {
 struct chunk_state {
     struct sw_adam_range ranges[RANGES_MAX]; /* where tensors begin and end */
     int range_count;
-    /* Never updated: the master is the model's weight and the moments are 0. Set by the write lane,
-     * read by the read lane, which waits for that write. */
-    int virgin;
+    uint32_t fresh_checksum; /* of what Adam left in the slot; adam lane, then write lane */
 };
 
 /* What comes down with a unit's gradient. */
@@ -105,10 +107,20 @@ struct sw_trainer {
     struct chunk_state *chunks;
 
     struct sw_nvme_store *store;
-    struct sw_nvme_queue *reader, *writer;
+    struct sw_nvme_queue *reader, *writer;                 /* of the lanes */
+    struct sw_nvme_queue *idle[2];                         /* read, write: the trainer's thread's */
     struct sw_nvme_req requests[2][SW_LANE_IN_FLIGHT_MAX]; /* read, write; a ring each */
     uint32_t request_next[2];
     char store_mode[160];
+
+    struct sw_journal *journal; /* NULL: nothing is committed */
+    struct sw_homes homes;
+    char identity[SW_COMMIT_IDENTITY_BYTES];
+    struct sw_commit resumed; /* the commit that this run goes on from */
+    int resuming, finished;   /* finished: the model is saved, the store no longer needed */
+    int done_before;          /* --resume found the result */
+    uint64_t start_step;
+    uint64_t committed_step; /* or SW_NO_COMMIT; commit lane, or the trainer's thread when idle */
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
@@ -133,13 +145,34 @@ static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step)
 int sw_trainer_size(struct sw_trainer *t);
 int sw_trainer_allocate(struct sw_trainer *t);
 int sw_trainer_load(struct sw_trainer *t);
-int sw_trainer_open_store(struct sw_trainer *t);
 void sw_trainer_free_memory(struct sw_trainer *t);
 /* Chunk c's state in this record; gradient and weight are left NULL. */
 void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
                     struct sw_adam_chunk *out);
 /* A virgin chunk's record: the model's weights as masters, moments of zero, the rest zero. */
 void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record);
+
+int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
+                            const float *values, sw_bf16 *rounded);
+
+/* trainer_store.c: the order of a start is find, check, open, restore. */
+int sw_trainer_find_commit(struct sw_trainer *t);
+int sw_trainer_check_resume(struct sw_trainer *t);
+int sw_trainer_open_store(struct sw_trainer *t);
+int sw_trainer_restore(struct sw_trainer *t);
+void sw_trainer_close_store(struct sw_trainer *t);
+/* Removes what a run that ended well left because it was killed while it cleaned up. */
+void sw_trainer_forget_store(const struct sw_trainer *t);
+const char *sw_trainer_store_folder(const struct sw_trainer *t);
+/* Makes the newest state durable as that of `step`; all its writes are over. */
+int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uint64_t skips);
+/* The same with idle lanes, for chunks of every tier; nothing when `step` is committed already. */
+int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step);
+/* Brings a chunk's record into `record`, from whichever tier; lanes are idle. */
+int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record);
+/* Compares the checksum of what was read from the chunk's newest home with that of what was
+ * written: 0 or -EIO, reported with file, chunk and step. */
+int sw_trainer_check_bytes(const struct sw_trainer *t, uint32_t c, uint64_t step, uint32_t have);
 
 /* trainer_lanes.c */
 extern const struct sw_executor_ops sw_trainer_lanes;

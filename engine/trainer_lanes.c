@@ -239,13 +239,16 @@ static void check_loss(struct sw_trainer *t, struct step_record *record) {
 static int conclude(struct sw_trainer *t, struct step_record *record) {
     const struct sw_train_options *o = &t->options;
     if (!record->apply) {
-        if (++t->skips_in_a_row <= o->max_skips) return 0;
+        record->updates = t->updates;
+        record->skips_in_a_row = ++t->skips_in_a_row;
+        if (t->skips_in_a_row <= o->max_skips) return 0;
         sw_error("step %llu: %s; %u steps in a row were skipped, more than --max-skips %u allows",
                  (unsigned long long)record->step, record->report.why_skipped, t->skips_in_a_row,
                  o->max_skips);
         return -EDOM;
     }
-    t->skips_in_a_row = 0;
+    t->skips_in_a_row = record->skips_in_a_row = 0;
+    record->updates = t->updates + 1;
     const struct sw_adam_hyper hyper = {record->lr, o->beta1, o->beta2, o->eps, o->weight_decay, 0};
     sw_adam_prepare(&record->adam, &hyper, ++t->updates, (float)record->factor);
     return 0;
@@ -338,8 +341,11 @@ static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
     chunk.grad = t->host_grads[task->unit] + placed->first * grad_bytes;
     chunk.weight = emit_slot(t, run, task);
     const int threads = sw_team_place(t->team, state, placed->record_bytes);
-    sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, NULL);
-    return 0;
+    struct sw_adam_extra extra = {.checksum = task->slot >= 0 && t->options.commit_every};
+    sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
+    if (!extra.checksum) return 0;
+    t->chunks[task->chunk].fresh_checksum = extra.checksum_after;
+    return sw_trainer_check_bytes(t, task->chunk, record->step, extra.checksum_before);
 }
 
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
@@ -412,6 +418,13 @@ static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task
                                    emit_slot(t, run, task), chunk->count * element);
 }
 
+static int commit(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
+    const struct step_record *record = record_of(t, run, task);
+    const uint64_t every = (uint64_t)t->options.commit_every;
+    if (every == 0 || record->step % every != 0) return 0;
+    return sw_trainer_commit(t, record->step, record->updates, record->skips_in_a_row);
+}
+
 /* ---- the table ---- */
 
 static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
@@ -447,6 +460,8 @@ static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
         return device_adam(t, run, task, stream);
     case SW_TASK_UPLOAD:
         return upload(t, run, task, stream);
+    case SW_TASK_COMMIT:
+        return commit(t, run, task);
     default:
         assert(!"a task of an NVMe lane");
         return -EINVAL;
@@ -456,22 +471,23 @@ static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
 static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task) {
     struct sw_trainer *t = ctx;
     const int write = task->kind == SW_TASK_WRITE;
-    struct chunk_state *state = &t->chunks[task->chunk];
     const struct sw_chunk *chunk = chunk_of(t, task);
     const struct step_record *record = record_of(t, run, task);
     char *slot = chunk_slot(t, run, task);
     *bytes_of(run, task) = 0;
     if (is_cancelled(run, task)) return 1;
+    uint32_t checksum, home = sw_homes_newest(&t->homes, task->chunk, &checksum);
     if (write) {
         if (!record->apply) return 1;
-        state->virgin = 0;
-    } else if (state->virgin) {
+        home = t->options.commit_every ? sw_homes_next(&t->homes, task->chunk) : 0;
+        sw_homes_wrote(&t->homes, task->chunk, home, t->chunks[task->chunk].fresh_checksum);
+    } else if (home == SW_HOME_VIRGIN) {
         sw_trainer_start_chunk(t, task->chunk, slot);
         return 1;
     }
     struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];
     *req = (struct sw_nvme_req){
-        .buf = slot, .chunk = task->chunk, .home = 0, .write = (uint32_t)write};
+        .buf = slot, .chunk = task->chunk, .home = home, .write = (uint32_t)write};
     *bytes_of(run, task) = chunk->record_bytes;
     return sw_nvme_submit(write ? t->writer : t->reader, req);
 }

@@ -40,6 +40,7 @@ int sw_trainer_size(struct sw_trainer *t) {
         .tied = t->model.config.tied,
         .format = t->format,
         .optimizer = o->optimizer,
+        .homes = o->commit_every ? 2 : o->optimizer == SW_TIER_NVME,
         .chunk_bytes = o->chunk_bytes,
         .activation_bytes =
             sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
@@ -111,7 +112,6 @@ static void split_chunks(struct sw_trainer *t) {
         const struct sw_chunk *chunk = &t->placement.chunks[c];
         const struct sw_unit *unit = &t->model.units[chunk->unit];
         struct chunk_state *state = &t->chunks[c];
-        state->virgin = 1;
         uint64_t at = chunk->first;
         const uint64_t end = chunk->first + chunk->count;
         for (uint32_t i = 0; i <= unit->tensor_count && at < end; i++) {
@@ -178,8 +178,8 @@ static int zero_slots(struct sw_trainer *t) {
 }
 
 /* Converts one piece of FP32 weights and sends it up. */
-static int upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
-                        const float *values, sw_bf16 *rounded) {
+int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
+                            const float *values, sw_bf16 *rounded) {
     const uint64_t element = sw_dtype_bytes(t->options.dtype);
     const void *source = values;
     if (t->options.dtype == SW_BF16) {
@@ -197,7 +197,7 @@ static int load_weights(struct sw_trainer *t, float *values, sw_bf16 *rounded) {
             const uint64_t left = t->unit_elements[u] - first;
             const uint64_t count = left < READ_PIECE ? left : READ_PIECE;
             sw_model_read(&t->model, u, first, count, values);
-            const int ret = upload_piece(t, u, first, count, values, rounded);
+            const int ret = sw_trainer_upload_piece(t, u, first, count, values, rounded);
             if (ret < 0) return ret;
         }
     return 0;
@@ -235,7 +235,6 @@ static int load_records(struct sw_trainer *t, char *staging) {
     for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
         const struct sw_chunk *chunk = &t->placement.chunks[c];
         if (chunk->tier == SW_TIER_NVME) continue;
-        t->chunks[c].virgin = 0;
         if (chunk->tier == SW_TIER_HOST) {
             sw_trainer_start_chunk(t, c, t->host_state + chunk->record_offset);
             continue;
@@ -256,6 +255,7 @@ int sw_trainer_load(struct sw_trainer *t) {
     int ret = values && rounded && staging ? zero_slots(t) : -ENOMEM;
     if (ret == 0) ret = load_weights(t, values, rounded);
     if (ret == 0) ret = load_records(t, staging);
+    if (ret == 0) ret = sw_trainer_restore(t);
     if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
     free(values);
     free(rounded);
@@ -263,49 +263,8 @@ int sw_trainer_load(struct sw_trainer *t) {
     return ret;
 }
 
-/* ---- the store ---- */
-
-static void describe_store(struct sw_trainer *t) {
-    struct sw_nvme_mode mode;
-    sw_nvme_queue_mode(t->writer, &mode);
-    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files",
-             mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
-             mode.fixed_buffers ? "registered" : "plain",
-             mode.fixed_files ? "registered" : "plain");
-}
-
-int sw_trainer_open_store(struct sw_trainer *t) {
-    const struct sw_placement *p = &t->placement;
-    if (t->options.optimizer != SW_TIER_NVME) return 0;
-    uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
-    if (!bytes) return -ENOMEM;
-    for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
-    const char *const *folders = t->options.nvme_count ? t->options.nvme : &t->options.out;
-    const struct sw_nvme_options options = {
-        .folders = folders,
-        .folder_count = t->options.nvme_count ? t->options.nvme_count : 1,
-        .name = "optimizer",
-        .record_bytes = bytes,
-        .chunk_count = p->chunk_count,
-        .homes = 1,
-    };
-    int ret = sw_nvme_open(&t->store, &options);
-    free(bytes);
-    const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
-    if (ret == 0)
-        ret = sw_nvme_queue_open(&t->reader, t->store, 0, SW_NVME_DEPTH_DEFAULT,
-                                 SW_NVME_BLOCK_BYTES_DEFAULT, t->chunk_slots, slots);
-    if (ret == 0)
-        ret = sw_nvme_queue_open(&t->writer, t->store, 1, SW_NVME_DEPTH_DEFAULT,
-                                 SW_NVME_BLOCK_BYTES_DEFAULT, t->chunk_slots, slots);
-    if (ret == 0) describe_store(t);
-    return ret;
-}
-
 void sw_trainer_free_memory(struct sw_trainer *t) {
-    sw_nvme_queue_close(t->reader);
-    sw_nvme_queue_close(t->writer);
-    sw_nvme_close(t->store, 1);
+    sw_trainer_close_store(t);
     sw_arena_close(&t->arena);
     if (t->device_base) t->device.ops->free(t->device.device, t->device_base, t->device_bytes);
     for (uint32_t u = 0; t->norms && u < t->model.unit_count; u++) free(t->norms[u].block_sums);

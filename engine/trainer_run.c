@@ -44,7 +44,7 @@ static void report_step(struct sw_trainer *t, struct step_record *record) {
     r->clock_share = share[r->step_clock];
     r->memory_bytes[SW_TIER_DEVICE] = t->device_used;
     r->memory_bytes[SW_TIER_HOST] = t->arena.used;
-    r->memory_bytes[SW_TIER_NVME] = t->placement.state_bytes[SW_TIER_NVME];
+    r->memory_bytes[SW_TIER_NVME] = t->placement.store_bytes;
     t->reported++;
     if (t->hooks.on_step) t->hooks.on_step(t->hooks.ctx, r);
 }
@@ -172,8 +172,11 @@ static int save_final(struct sw_trainer *t) {
 
 static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
     uint64_t stop = t->options.steps;
-    const uint64_t every[] = {t->options.eval_every, t->options.save_every};
-    for (int i = 0; i < 2; i++)
+    /* NVMe chunks are committed by their turns; the others need idle lanes. */
+    const int resident = t->options.optimizer != SW_TIER_NVME;
+    const uint64_t every[] = {t->options.eval_every, t->options.save_every,
+                              resident ? (uint64_t)t->options.commit_every : 0};
+    for (int i = 0; i < 3; i++)
         if (every[i] && step / every[i] * every[i] + every[i] < stop)
             stop = step / every[i] * every[i] + every[i];
     return stop;
@@ -181,10 +184,13 @@ static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
 
 int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
     const struct sw_train_options *o = &t->options;
-    uint64_t step = 0;
-    int ret = t->val_open ? evaluate(t, 0) : 0;
+    uint64_t step = t->start_step;
+    int ret = t->val_open && step == 0 ? evaluate(t, 0) : 0;
     while (ret == 0 && step < o->steps && !stop_asked(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
+        if (ret == 0 && step > t->start_step &&
+            (stop_asked(t) || (o->commit_every && step % (uint64_t)o->commit_every == 0)))
+            ret = sw_trainer_commit_idle(t, step);
         if (ret < 0 || stop_asked(t)) break;
         if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))
             ret = evaluate(t, step);
@@ -197,6 +203,7 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
         if (t->updates == 0)
             sw_warning("every step was skipped: the weights saved are those of --model");
         ret = save_final(t);
+        t->finished = ret == 0;
         const int traced = sw_trace_close(t->trace);
         t->trace = NULL;
         return ret < 0 ? ret : traced;
@@ -206,29 +213,6 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
 }
 
 /* ---- digest ---- */
-
-/* Brings a chunk's record into `out`. */
-static int read_record(struct sw_trainer *t, struct sw_nvme_queue *queue, uint32_t c, char *out) {
-    const struct sw_chunk *chunk = &t->placement.chunks[c];
-    const struct chunk_state *state = &t->chunks[c];
-    if (chunk->tier == SW_TIER_DEVICE) {
-        const int ret = t->device.ops->copy_d2h(
-            t->stream, out, t->device_state + chunk->record_offset, chunk->record_bytes);
-        return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
-    }
-    if (chunk->tier == SW_TIER_HOST) {
-        memcpy(out, t->host_state + chunk->record_offset, chunk->record_bytes);
-        return 0;
-    }
-    if (state->virgin) {
-        sw_trainer_start_chunk(t, c, out);
-        return 0;
-    }
-    struct sw_nvme_req req = {.buf = out, .chunk = c}, *done;
-    int ret = sw_nvme_submit(queue, &req);
-    if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
-    return ret < 0 ? ret : req.result;
-}
 
 /* Masters, momenta and variances as FP32, whatever the record's format. */
 static void hash_chunk(const struct sw_trainer *t, uint32_t c, void *record,
@@ -252,13 +236,11 @@ static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
             bytes = t->placement.chunks[c].record_bytes;
     char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, bytes);
     if (!record) return -ENOMEM;
-    struct sw_nvme_queue *queue = NULL;
-    int ret = t->store ? sw_nvme_queue_open(&queue, t->store, 0, 4, 1 << 20, NULL, 0) : 0;
+    int ret = 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        ret = read_record(t, queue, c, record);
+        ret = sw_trainer_read_record(t, c, record);
         if (ret == 0) hash_chunk(t, c, record, hashes);
     }
-    sw_nvme_queue_close(queue);
     free(record);
     return ret;
 }

@@ -15,15 +15,16 @@ struct builder {
 };
 
 const char *sw_lane_name(enum sw_lane lane) {
-    static const char *const names[] = {"compute",   "h2d",        "d2h",     "comm", "adam",
-                                        "nvme_read", "nvme_write", "control", "data"};
+    static const char *const names[] = {"compute",   "h2d",        "d2h",     "comm",   "adam",
+                                        "nvme_read", "nvme_write", "control", "commit", "data"};
     return names[lane];
 }
 
 const char *sw_task_name(enum sw_task_kind kind) {
-    static const char *const names[] = {
-        "fill", "batch", "forward", "backward", "eval", "loss",        "gate",  "reduce",
-        "grad", "norm",  "scalars", "read",     "adam", "device adam", "write", "upload"};
+    static const char *const names[] = {"fill",    "batch", "forward", "backward",    "eval",
+                                        "loss",    "gate",  "reduce",  "grad",        "norm",
+                                        "scalars", "read",  "adam",    "device adam", "write",
+                                        "upload",  "commit"};
     return names[kind];
 }
 
@@ -174,6 +175,11 @@ static void emit_host_chunk(struct builder *b, uint32_t chunk) {
         write->chunk = chunk;
         write->slot = slot;
         wait_here(write, SW_LANE_ADAM, adam_index);
+        /* Until the update before is durable, the home that this goes to is the committed one. */
+        if (m->commit >= 0)
+            wait_here(write, SW_LANE_COMMIT, m->commit);
+        else if (b->prev)
+            wait_before(write, SW_LANE_COMMIT, b->prev->marks.commit);
         const int32_t index = append(b, write);
         m->write_of_slot[slot] = index;
         m->write_of_chunk[chunk] = index;
@@ -242,6 +248,20 @@ static void emit_scalars(struct builder *b, int late) {
                   b->shape->overlap == SW_OVERLAP_BACKWARD ? m->gate : m->norm);
     }
     m->scalars = append(b, task);
+}
+
+/* After the last write of a step's update. `late`: the step before this turn's. */
+static void emit_commit(struct builder *b, int late) {
+    const struct sw_placement *p = b->shape->placement;
+    struct sw_turn_marks *m = &b->turn->marks;
+    if (p->state_bytes[SW_TIER_NVME] == 0) return;
+    struct sw_task *task = new_task(SW_TASK_COMMIT, SW_LANE_COMMIT);
+    task->late = (uint8_t)late;
+    if (m->write_last >= 0)
+        wait_here(task, SW_LANE_NVME_WRITE, m->write_last);
+    else if (b->prev)
+        wait_before(task, SW_LANE_NVME_WRITE, b->prev->marks.write_last);
+    m->commit = append(b, task);
 }
 
 /* ---- compute ---- */
@@ -342,6 +362,7 @@ static void build_train(struct builder *b, int has_late) {
     if (has_late) emit_scalars(b, 1);
     for (uint32_t u = 0; u < units; u++) {
         if (has_late && is_late(b, u)) emit_update(b, u);
+        if (has_late && u + 1 == b->shape->turning_point) emit_commit(b, 1);
         if (u < head) emit_compute(b, SW_TASK_FORWARD, u);
     }
     const int arriving = overlap == SW_OVERLAP_BACKWARD;
@@ -361,11 +382,13 @@ static void build_train(struct builder *b, int has_late) {
         emit_scalars(b, 0);
         for (uint32_t u = 0; u < units; u++) emit_update(b, u);
     }
+    if (!sw_turn_shape_is_late(b->shape)) emit_commit(b, 0);
 }
 
 static void build_drain(struct builder *b) {
     emit_scalars(b, 1);
     for (uint32_t u = 0; u < b->shape->turning_point; u++) emit_update(b, u);
+    emit_commit(b, 1);
 }
 
 static void build_eval(struct builder *b) {
@@ -405,7 +428,8 @@ int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum 
     struct builder b = {.turn = turn, .shape = shape, .prev = prev};
     struct sw_turn_marks *m = &turn->marks;
     const uint32_t units = shape->unit_count, chunks = shape->placement->chunk_count;
-    m->fill = m->batch_last = m->loss = m->gate = m->norm = m->scalars = m->write_last = -1;
+    m->fill = m->batch_last = m->loss = m->gate = m->norm = m->scalars = m->write_last = m->commit =
+        -1;
     m->backward = marks_alloc(&b, units);
     m->reduce = marks_alloc(&b, units);
     m->grad = marks_alloc(&b, units);

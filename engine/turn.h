@@ -26,6 +26,7 @@ enum sw_lane {
     SW_LANE_NVME_READ,
     SW_LANE_NVME_WRITE,
     SW_LANE_CONTROL, /* loss gate and norm */
+    SW_LANE_COMMIT,  /* control lane that makes updates durable */
     SW_LANE_DATA,    /* control lane that fills batches ahead */
     SW_LANE_COUNT
 };
@@ -53,6 +54,7 @@ enum sw_task_kind {
     SW_TASK_DEVICE_ADAM, /* compute: chunk c */
     SW_TASK_WRITE,       /* nvme write: chunk c from its slot */
     SW_TASK_UPLOAD,      /* h2d: chunk c's emitted weights */
+    SW_TASK_COMMIT,      /* commit: the update of a step, all of whose writes are over */
     SW_TASK_KIND_COUNT
 };
 const char *sw_task_name(enum sw_task_kind kind);
@@ -96,6 +98,7 @@ struct sw_turn_marks {
     int32_t *write_of_slot;            /* by position */
     int32_t *upload_of_emit;
     int32_t write_last;
+    int32_t commit;
 };
 
 struct sw_turn {

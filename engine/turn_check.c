@@ -33,6 +33,7 @@ enum family {
     SLOT,
     EMIT,
     STATE,
+    COMMITTED,
     FAMILY_COUNT
 };
 
@@ -52,7 +53,8 @@ static const char *const family_names[] = {"staging",
                                            "scalars",
                                            "chunk slot",
                                            "emit slot",
-                                           "record"};
+                                           "record",
+                                           "commit"};
 
 struct resource {
     uint64_t tag;
@@ -220,7 +222,13 @@ static void follow_update(struct checker *c) {
         break;
     case SW_TASK_WRITE:
         reads(c, SLOT, slot, after);
+        reads(c, COMMITTED, 0, step_tag(step - 1)); /* so this home is not the committed one */
         writes(c, STATE, t->chunk, after);
+        break;
+    case SW_TASK_COMMIT:
+        for (uint32_t i = 0; i < p->chunk_count; i++)
+            if (p->chunks[i].tier == SW_TIER_NVME) reads(c, STATE, i, chunk_tag(i, step));
+        writes(c, COMMITTED, 0, step_tag(step));
         break;
     default:
         reads(c, EMIT, emit, after);
@@ -368,7 +376,8 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
                                            [SCALARS] = 1,
                                            [SLOT] = p->chunk_slots,
                                            [EMIT] = p->emit_slots,
-                                           [STATE] = chunks};
+                                           [STATE] = chunks,
+                                           [COMMITTED] = 1};
     for (int f = 0; f < FAMILY_COUNT; f++) c->family_first[f + 1] = c->family_first[f] + counts[f];
     c->resources = calloc(c->family_first[FAMILY_COUNT], sizeof(*c->resources));
     c->clocks[0] = calloc(tasks_max + 1, sizeof(struct clock));
@@ -378,6 +387,7 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
         find(c, WEIGHT, i)->tag = step_tag(0);
         find(c, STATE, i)->tag = chunk_tag(i, 0);
     }
+    find(c, COMMITTED, 0)->tag = step_tag(0);
     return 0;
 }
 
@@ -389,6 +399,9 @@ static void check_end(struct checker *c, uint64_t steps) {
         else if (find(c, STATE, i)->tag != chunk_tag(i, steps))
             fail(c, "chunk %u: the record did not get every update", i);
     }
+    if (c->shape->placement->state_bytes[SW_TIER_NVME] && !c->failed &&
+        find(c, COMMITTED, 0)->tag != step_tag(steps))
+        fail(c, "the last update was not committed");
 }
 
 int sw_turn_check(const struct sw_turn_shape *shape, const struct sw_turn *const *turns, int count,

@@ -55,6 +55,9 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *optio
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);
 
+/* Removes the files of a store that nobody has open; files that are absent or held are left. */
+void sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name);
+
 /* Bytes on disk for the given options: what open preallocates. */
 uint64_t sw_nvme_bytes(const struct sw_nvme_options *options);
 
@@ -79,6 +82,10 @@ int sw_nvme_submit(struct sw_nvme_queue *queue, struct sw_nvme_req *req);
  */
 int sw_nvme_reap(struct sw_nvme_queue *queue, struct sw_nvme_req **done, uint32_t want,
                  uint32_t max);
+
+/* Where a chunk's home lies: the file's path, the store's, and the byte in it. For reports. */
+const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uint32_t home,
+                          uint64_t *offset_bytes);
 
 /* fdatasync of every file of the store, in parallel. The caller has reaped its writes. */
 int sw_nvme_sync(struct sw_nvme_store *store);

@@ -331,6 +331,26 @@ void sw_nvme_close(struct sw_nvme_store *store, int unlink_files) {
     if (store) release(store, unlink_files, 0);
 }
 
+const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uint32_t home,
+                          uint64_t *offset_bytes) {
+    assert(store && chunk < store->chunk_count && home < store->homes);
+    const struct sw_nvme_place *place = &store->places[chunk];
+    const struct sw_nvme_file *file = &store->files[place->file];
+    *offset_bytes = place->offset_bytes + (home ? file->bytes : 0);
+    return file->path;
+}
+
+void sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name) {
+    for (uint32_t i = 0; i < folder_count; i++) {
+        char *path;
+        if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) continue;
+        const int fd = open(path, O_RDWR | O_CLOEXEC);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
+        if (fd >= 0) close(fd);
+        free(path);
+    }
+}
+
 int sw_nvme_sync(struct sw_nvme_store *store) {
     assert(store);
     int results[SW_NVME_FILES_MAX];

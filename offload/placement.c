@@ -48,6 +48,8 @@ static void size_pools(struct sw_placement *p, const struct sw_placement_input *
     }
     for (uint32_t u = 0; u < in->unit_count; u++)
         unit_sum += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
+    for (int tier = 0; tier < SW_TIER_COUNT; tier++)
+        p->store_bytes += in->homes * p->state_bytes[tier];
     p->chunk_slots = ring_slots(nvme_chunks);
     p->emit_slots = emitted < SW_EMIT_SLOTS_MAX ? emitted : SW_EMIT_SLOTS_MAX;
     p->chunk_slot_bytes = record_max;
@@ -129,7 +131,8 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         {"chunk slots", SW_TIER_HOST, p->chunk_slots * p->chunk_slot_bytes},
         {"emit slots", SW_TIER_HOST, p->emit_slots * p->emit_slot_bytes},
         {"batch", SW_TIER_HOST, in->batch_bytes},
-        {"optimizer state", SW_TIER_NVME, p->state_bytes[SW_TIER_NVME]},
+        {in->homes == 2 ? "optimizer state, two homes" : "optimizer state", SW_TIER_NVME,
+         p->store_bytes},
     };
     int count = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)

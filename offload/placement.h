@@ -30,6 +30,7 @@ struct sw_placement_input {
     int tied;                      /* unit 0's accumulator is its own */
     struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
     enum sw_tier optimizer;
+    uint32_t homes;            /* on disk, of every chunk: 0, 1 (scratch) or 2 (with commits) */
     uint64_t chunk_bytes;      /* of a record; at least SW_CHUNK_BYTES_MIN */
     uint64_t activation_bytes; /* one unit input of one micro-batch */
     uint64_t workspace_bytes;  /* of the compute lane */
@@ -59,6 +60,7 @@ struct sw_placement {
     uint64_t grad_slot_bytes; /* rounded gradients on the device; SW_GRAD_SLOTS of them, unless */
     uint64_t grad_resident_bytes;        /* they stay on the device: all units */
     uint64_t state_bytes[SW_TIER_COUNT]; /* records per tier, one home each */
+    uint64_t store_bytes;                /* on disk, all homes */
 };
 
 /* One line of the byte table. */

@@ -277,6 +277,14 @@ def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
 
 
+def preload(name):
+    """The environment that loads tests/preload/NAME.c into a run."""
+    library = os.path.join(ROOT, "build", CONFIG, "tests", "preload", name + ".so")
+    check(os.path.exists(library), f"{library} is not built")
+    options = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    return {"LD_PRELOAD": library, "ASAN_OPTIONS": options}
+
+
 # ---- what the program wrote --------------------------------------------------------------------
 
 def read_log(path):

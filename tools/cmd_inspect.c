@@ -5,11 +5,18 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <stddef.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/model.h"
+#include "nvme/commit.h"
 #include "tools/command_line.h"
 
 struct inspect_options {
@@ -32,7 +39,9 @@ static const struct sw_option options_table[] = {
 static const struct sw_command command = {
     .name = "inspect",
     .usage = "inspect DIR [--json]",
-    .summary = "Checks a model folder and shows its configuration, units and files.",
+    .summary =
+        "Checks a model folder and shows its configuration, units and files; of a store its last "
+        "commit.",
     .operand = "DIR",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
@@ -121,6 +130,74 @@ static void print_text(const struct sw_model *model) {
     }
 }
 
+/* ---- a store ---- */
+
+static json_t *identity_json(const char *lines) {
+    json_t *out = json_object();
+    while (*lines) {
+        const size_t line = strcspn(lines, "\n"), name = strcspn(lines, "=");
+        if (name < line) {
+            char key[64];
+            snprintf(key, sizeof(key), "%.*s", (int)name, lines);
+            json_object_set_new(out, key, json_stringn_nocheck(lines + name + 1, line - name - 1));
+        }
+        lines += line + (lines[line] == '\n');
+    }
+    return out;
+}
+
+static const char *owner_state(uint64_t pid) {
+    if (kill((pid_t)pid, 0) == 0 || errno == EPERM) return "there is a process of that number now";
+    return "no longer running";
+}
+
+static uint32_t virgin_chunks(const struct sw_commit *commit) {
+    uint32_t count = 0;
+    for (uint32_t c = 0; c < commit->chunk_count; c++)
+        count += commit->entries[c].home == SW_HOME_VIRGIN;
+    return count;
+}
+
+static void print_store(const char *dir, const struct sw_commit *c, int json) {
+    char when[64];
+    const time_t at = (time_t)c->time_unix_s;
+    struct tm utc;
+    strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&at, &utc));
+    if (json) {
+        json_t *root = json_pack(
+            "{s:i,s:s,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "schema", 1, "store", dir, "commit",
+            (json_int_t)c->number, "step", (json_int_t)c->step, "updates", (json_int_t)c->updates,
+            "run", c->note, "time", when, "owner_pid", (json_int_t)c->owner_pid, "chunks",
+            (json_int_t)c->chunk_count, "virgin_chunks", (json_int_t)virgin_chunks(c), "identity",
+            identity_json(c->identity));
+        json_dumpf(root, stdout, JSON_INDENT(2));
+        putchar('\n');
+        json_decref(root);
+        return;
+    }
+    printf("%s: the optimizer state of a run\n\n", dir);
+    printf("  %s\n", c->note);
+    printf("  commit %" PRIu64 ", %" PRIu64 " updates, at %s\n", c->number, c->updates, when);
+    printf("  written by process %" PRIu64 " (%s)\n", c->owner_pid, owner_state(c->owner_pid));
+    printf("  %" PRIu32 " chunks, %" PRIu32 " never updated\n", c->chunk_count, virgin_chunks(c));
+    for (const char *line = c->identity; *line;
+         line += line[strcspn(line, "\n")] == '\n' ? strcspn(line, "\n") + 1 : strcspn(line, "\n"))
+        printf("  %.*s\n", (int)strcspn(line, "\n"), line);
+}
+
+/* 1: the folder holds a store and no model beside it, and the store was shown. */
+static int inspect_store(const char *dir, int json) {
+    char config[4096];
+    snprintf(config, sizeof(config), "%s/config.json", dir);
+    if (access(config, F_OK) == 0) return 0;
+    struct sw_commit commit;
+    const int found = sw_commit_read(dir, SW_STORE_NAME, &commit);
+    if (found != 1) return found;
+    print_store(dir, &commit, json);
+    free(commit.entries);
+    return 1;
+}
+
 int sw_cmd_inspect(int argc, char **argv) {
     struct inspect_options options = {0};
     struct sw_parsed parsed;
@@ -129,7 +206,10 @@ int sw_cmd_inspect(int argc, char **argv) {
     if (parse < 0) status = SW_EXIT_USAGE;
     if (parse == 0) {
         struct sw_model model;
-        if (sw_model_open(&model, parsed.operand) < 0) {
+        const int store = inspect_store(parsed.operand, options.json);
+        if (store == 1) {
+            status = SW_EXIT_OK;
+        } else if (store < 0 || sw_model_open(&model, parsed.operand) < 0) {
             status = SW_EXIT_FAILED;
         } else {
             if (options.json)

@@ -163,6 +163,7 @@ static void print_end(const struct run *run) {
 }
 
 static int finish(struct run *run, int ret, uint64_t stopped_at) {
+    uint64_t committed;
     sw_progress_clear(&run->progress);
     if (ret >= 0 && run->options.digest) {
         const int digest = log_digest(run, stopped_at);
@@ -171,9 +172,11 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (stopped_at > 0)
-            printf(
-                "stopped after step %llu; the weights are in %s, the optimizer state is not kept\n",
-                (unsigned long long)stopped_at, run->saved);
+            printf("stopped after step %llu; the weights are in %s, %s\n",
+                   (unsigned long long)stopped_at, run->saved,
+                   sw_trainer_commits(run->trainer, &committed) && committed == stopped_at
+                       ? "the optimizer state is committed: --resume goes on from there"
+                       : "the optimizer state is not kept");
         else
             printf("stopped before the first step; nothing was saved\n");
     } else if (ret == 0) {
@@ -185,9 +188,16 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
 
 static int train(struct run *run) {
     int ret = sw_trainer_start(run->trainer);
-    if (ret == 0) ret = sw_run_log_open(&run->log, run->options.log);
+    const uint64_t start = ret == 0 ? sw_trainer_start_step(run->trainer) : 0;
+    if (ret == 0) ret = sw_run_log_open(&run->log, run->options.log, run->options.resume);
     if (ret < 0) return ret;
     log_start(run);
+    if (start > 0) {
+        printf("resumed: going on after step %llu\n", (unsigned long long)start);
+        sw_run_log_event(run->log, "resumed_from", start, NULL);
+    } else if (run->options.resume) {
+        printf("resumed: nothing is committed; starting at step 0\n");
+    }
     if (sw_trainer_store_mode(run->trainer)[0])
         printf("store: %s\n", sw_trainer_store_mode(run->trainer));
     uint64_t stopped_at = 0;
@@ -215,7 +225,10 @@ int sw_cmd_train(int argc, char **argv) {
     ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
     if (ret == 0) {
         print_start(&run);
-        if (!run.options.dry_run) ret = train(&run);
+        if (sw_trainer_done_before(run.trainer))
+            printf("--resume: the result is already in %s; nothing to do\n", run.options.out);
+        else if (!run.options.dry_run)
+            ret = train(&run);
     }
     sw_trainer_close(run.trainer);
     sw_parsed_close(&run.parsed);

@@ -44,8 +44,11 @@ static const struct sw_option options_table[] = {
     {"val", .section = "Files", TEXT("FILE", val), .help = "tokens for evaluation"},
     {"out", .section = "Files", TEXT("DIR", out), .marks = SW_REQUIRED,
      .help = "folder for the trained model, empty or not yet there"},
+    {"resume", .section = "Files", FLAG(resume), .help = "go on from the last commit of the store"},
     {"restart", .section = "Files", FLAG(restart),
      .help = "begin anew in an --out that is not empty"},
+    {"keep-store", .section = "Files", FLAG(keep_store),
+     .help = "keep the optimizer state after the last step"},
     {"log", .section = "Files", TEXT("FILE", log), .help = "one JSON object per step"},
     {"trace", .section = "Files", TEXT("FILE", trace),
      .help = "every task, as a Chrome trace (for Perfetto or chrome://tracing)"},
@@ -68,6 +71,9 @@ static const struct sw_option options_table[] = {
      .help = "steps between evaluations on --val; 0: none in between"},
     {"save-every", .section = "Batches", COUNT64(save_every, 0), .fallback = "0",
      .help = "steps between saves; 0: only at the end"},
+    {"commit-every", .section = "Batches", .value = "N", .kind = SW_OPTION_STEPS,
+     FIELD(commit_every), .marks = SW_UNSET, .fallback = "1 on NVMe, else as --save-every",
+     .help = "steps between commits, from which --resume goes on; 0: never"},
 
     {"lr", .section = "Optimizer", REAL(lr, 0, INFINITY), .fallback = "1e-5",
      .help = "learning rate"},
@@ -154,8 +160,9 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
             o->clip);
         return -EINVAL;
     }
-    if (o->nvme_count > 0 && o->optimizer != SW_TIER_NVME)
-        return contradiction("--nvme has no effect without --optimizer nvme");
+    if (o->nvme_count > 0 && o->optimizer != SW_TIER_NVME && o->commit_every <= 0 &&
+        (o->save_every == 0 || o->commit_every == 0))
+        return contradiction("--nvme has no effect without --optimizer nvme or commits");
     if (o->eval_every > 0 && !o->val)
         return contradiction("--eval-every has no effect without --val");
     if (o->schedule == SW_SCHEDULE_CONSTANT && sw_option_origin(parsed, "min-lr"))
@@ -166,6 +173,9 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     }
     if (o->weight_decay == 0 && sw_option_origin(parsed, "decay"))
         return contradiction("--decay has no effect with --weight-decay 0");
+    if (o->resume && o->restart) return contradiction("--resume and --restart exclude each other");
+    if (o->keep_store && o->commit_every == 0)
+        return contradiction("--keep-store has no effect with --commit-every 0");
     if (o->steps > 0 && o->warmup > (int64_t)o->steps) {
         sw_error("train: --warmup %" PRId64 " is longer than --steps %" PRIu64, o->warmup,
                  o->steps);

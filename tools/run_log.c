@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/log.h"
 
 struct sw_run_log {
@@ -14,16 +15,32 @@ struct sw_run_log {
     int error; /* the first -errno; reported once */
 };
 
-int sw_run_log_open(struct sw_run_log **out, const char *path) {
+/* Cuts a last line that a crash left unfinished, so that every line stays one object. */
+static int cut_last_line(FILE *file) {
+    if (fseek(file, 0, SEEK_END) != 0) return 0; /* a pipe or a terminal */
+    long end = ftell(file);
+    while (end > 0) {
+        if (fseek(file, end - 1, SEEK_SET) != 0) return -errno;
+        if (fgetc(file) == '\n') break;
+        end--;
+    }
+    if (ftruncate(fileno(file), end) < 0) return -errno;
+    return fseek(file, 0, SEEK_END) ? -errno : 0;
+}
+
+int sw_run_log_open(struct sw_run_log **out, const char *path, int append) {
     *out = NULL;
     if (!path) return 0;
     struct sw_run_log *log = calloc(1, sizeof(*log));
     if (!log) return -ENOMEM;
     snprintf(log->path, sizeof(log->path), "%s", path);
-    log->file = fopen(path, "we");
-    if (!log->file) {
-        const int ret = -errno;
+    log->file = append ? fopen(path, "r+e") : NULL;
+    int ret = log->file ? cut_last_line(log->file) : 0;
+    if (!log->file && ret == 0) log->file = fopen(path, "we");
+    if (!log->file) ret = -errno;
+    if (ret < 0) {
         sw_error("--log %s: %s", path, strerror(-ret));
+        if (log->file) fclose(log->file);
         free(log);
         return ret;
     }

@@ -9,7 +9,8 @@
 
 struct sw_run_log; /* NULL is a log that goes nowhere, everywhere */
 
-int sw_run_log_open(struct sw_run_log **out, const char *path); /* path NULL: *out = NULL */
+int sw_run_log_open(struct sw_run_log **out, const char *path,
+                    int append);              /* path NULL: *out = NULL */
 int sw_run_log_close(struct sw_run_log *log); /* -errno when a line could not be written */
 
 void sw_run_log_step(struct sw_run_log *log, const struct sw_step_report *report);

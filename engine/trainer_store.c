@@ -1,0 +1,312 @@
+/* engine/trainer_store.c - the optimizer's store: opening, commits, and going on from one.
+ *
+ * Every chunk has two homes on disk. Writes go to the home that the last commit does not name, a
+ * commit makes what is newest the committed one. Chunks on NVMe are written by each update and
+ * committed by the turn's own task; chunks in RAM or on the device are written here, between
+ * stretches of steps. */
+#include "engine/trainer_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "engine/output.h"
+
+enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
+
+const char *sw_trainer_store_folder(const struct sw_trainer *t) {
+    return t->options.nvme_count ? t->options.nvme[0] : t->options.out;
+}
+
+/* ---- what a store belongs to ---- */
+
+/* Values of every unit at 16 places: another training of the same shapes differs in some. */
+static uint64_t weights_fingerprint(const struct sw_trainer *t) {
+    enum { PLACES = 16, VALUES = 256 };
+    float values[VALUES];
+    uint32_t crc[2] = {0, 1};
+    for (uint32_t u = 0; u < t->model.unit_count; u++) {
+        const uint64_t elements = t->unit_elements[u];
+        for (uint64_t p = 0; p < PLACES; p++) {
+            const uint64_t first = elements / PLACES * p;
+            const uint64_t count = elements - first < VALUES ? elements - first : VALUES;
+            sw_model_read(&t->model, u, first, count, values);
+            for (int i = 0; i < 2; i++) crc[i] = sw_crc32c(crc[i], values, count * sizeof(float));
+        }
+    }
+    return (uint64_t)crc[0] << 32 | crc[1];
+}
+
+static void write_identity(const struct sw_trainer *t, char *out, uint32_t out_size) {
+    const struct sw_train_options *o = &t->options;
+    snprintf(out, out_size,
+             "model=%016llx-%016llx\n"
+             "shapes=%llu parameters in %u units\n"
+             "data=%016llx\n"
+             "rows=order %s, seed %llu\n"
+             "state=--chunk %llu, --master %s, %u folders\n"
+             "numerics=%s\n",
+             (unsigned long long)sw_model_fingerprint(&t->model),
+             (unsigned long long)weights_fingerprint(t), (unsigned long long)t->model.params,
+             t->model.unit_count, (unsigned long long)sw_data_fingerprint(&t->data),
+             o->order == SW_ORDER_SHUFFLE ? "shuffle" : "sequential", (unsigned long long)o->seed,
+             (unsigned long long)o->chunk_bytes, o->master == SW_MASTER_SPLIT ? "split" : "fp32",
+             o->nvme_count ? o->nvme_count : 1, t->numerics_key);
+}
+
+/* ---- open ---- */
+
+static void describe_store(struct sw_trainer *t) {
+    struct sw_nvme_mode mode;
+    sw_nvme_queue_mode(t->writer ? t->writer : t->idle[1], &mode);
+    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files",
+             mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
+             mode.fixed_buffers ? "registered" : "plain",
+             mode.fixed_files ? "registered" : "plain");
+}
+
+static int open_files(struct sw_trainer *t) {
+    const struct sw_placement *p = &t->placement;
+    uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
+    if (!bytes) return -ENOMEM;
+    for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
+    const char *const *folders = t->options.nvme_count ? t->options.nvme : &t->options.out;
+    const struct sw_nvme_options options = {
+        .folders = folders,
+        .folder_count = t->options.nvme_count ? t->options.nvme_count : 1,
+        .name = SW_STORE_NAME,
+        .record_bytes = bytes,
+        .chunk_count = p->chunk_count,
+        .homes = t->options.commit_every ? 2 : 1,
+    };
+    const int ret = sw_nvme_open(&t->store, &options);
+    free(bytes);
+    return ret;
+}
+
+int sw_trainer_open_store(struct sw_trainer *t) {
+    const struct sw_placement *p = &t->placement;
+    const int on_nvme = t->options.optimizer == SW_TIER_NVME;
+    if (!on_nvme && !t->options.commit_every) return 0;
+    int ret = open_files(t);
+    if (ret == 0 && t->options.commit_every)
+        ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
+                              p->chunk_count, !t->resuming);
+    if (ret == 0) ret = sw_homes_open(&t->homes, p->chunk_count, t->resuming ? &t->resumed : NULL);
+    const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
+    for (int write = 0; write < 2 && ret == 0; write++) {
+        ret = sw_nvme_queue_open(&t->idle[write], t->store, write, IDLE_DEPTH, IDLE_BLOCK_BYTES,
+                                 NULL, 0);
+        if (ret == 0 && on_nvme)
+            ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, write,
+                                     SW_NVME_DEPTH_DEFAULT, SW_NVME_BLOCK_BYTES_DEFAULT,
+                                     t->chunk_slots, slots);
+    }
+    if (ret == 0) describe_store(t);
+    return ret;
+}
+
+void sw_trainer_close_store(struct sw_trainer *t) {
+    /* What a commit names is kept until the run has ended well. */
+    const int keep = t->committed_step != SW_NO_COMMIT && (!t->finished || t->options.keep_store);
+    sw_nvme_queue_close(t->reader);
+    sw_nvme_queue_close(t->writer);
+    sw_nvme_queue_close(t->idle[0]);
+    sw_nvme_queue_close(t->idle[1]);
+    sw_journal_close(t->journal, !keep); /* first: records without it are nothing */
+    sw_nvme_close(t->store, !keep);
+    sw_homes_close(&t->homes);
+}
+
+void sw_trainer_forget_store(const struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
+    sw_nvme_remove(o->nvme_count ? o->nvme : &o->out, o->nvme_count ? o->nvme_count : 1,
+                   SW_STORE_NAME);
+}
+
+/* ---- commit ---- */
+
+int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uint64_t skips) {
+    struct sw_commit commit = {.step = step, .updates = updates, .skips_in_a_row = skips};
+    memcpy(commit.identity, t->identity, sizeof(commit.identity));
+    snprintf(commit.note, sizeof(commit.note), "model folder %.200s, out %.200s, step %llu of %llu",
+             t->options.model, t->options.out, (unsigned long long)step,
+             (unsigned long long)t->options.steps);
+    const int ret = sw_homes_commit(&t->homes, t->store, t->journal, &commit);
+    if (ret == 0) t->committed_step = step;
+    return ret;
+}
+
+static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void *record) {
+    struct sw_nvme_queue *queue = t->idle[write];
+    struct sw_nvme_req req = {.buf = record, .chunk = c, .home = home, .write = (uint32_t)write};
+    struct sw_nvme_req *done;
+    int ret = sw_nvme_submit(queue, &req);
+    if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
+    return ret < 0 ? ret : req.result;
+}
+
+/* A chunk that is not on NVMe, from its tier into `record`. */
+static int fetch_resident(struct sw_trainer *t, uint32_t c, void *record) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    if (chunk->tier == SW_TIER_HOST) {
+        memcpy(record, t->host_state + chunk->record_offset, chunk->record_bytes);
+        return 0;
+    }
+    const int ret = t->device.ops->copy_d2h(
+        t->stream, record, t->device_state + chunk->record_offset, chunk->record_bytes);
+    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+}
+
+int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record) {
+    uint32_t checksum;
+    if (t->placement.chunks[c].tier != SW_TIER_NVME) return fetch_resident(t, c, record);
+    const uint32_t home = sw_homes_newest(&t->homes, c, &checksum);
+    if (home != SW_HOME_VIRGIN) return move(t, c, home, 0, record);
+    sw_trainer_start_chunk(t, c, record);
+    return 0;
+}
+
+static uint64_t payload_bytes(const struct sw_trainer *t, uint32_t c) {
+    return sw_adam_record_bytes(&t->format, t->placement.chunks[c].count);
+}
+
+int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
+    if (!t->options.commit_every || t->committed_step == step) return 0;
+    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.chunk_slot_bytes);
+    if (!record) return -ENOMEM;
+    int ret = 0;
+    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
+        if (t->placement.chunks[c].tier == SW_TIER_NVME) continue;
+        const uint32_t home = sw_homes_next(&t->homes, c);
+        ret = fetch_resident(t, c, record);
+        if (ret == 0) ret = move(t, c, home, 1, record);
+        if (ret == 0) sw_homes_wrote(&t->homes, c, home, sw_crc32c(0, record, payload_bytes(t, c)));
+    }
+    free(record);
+    return ret < 0 ? ret : sw_trainer_commit(t, step, t->updates, t->skips_in_a_row);
+}
+
+int sw_trainer_check_bytes(const struct sw_trainer *t, uint32_t c, uint64_t step, uint32_t have) {
+    uint32_t want;
+    const uint32_t home = sw_homes_newest(&t->homes, c, &want);
+    if (home == SW_HOME_VIRGIN || have == want) return 0;
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    uint64_t offset;
+    const char *path = sw_nvme_where(t->store, c, home, &offset);
+    sw_error(
+        "step %llu: the state of %s, elements %llu to %llu (chunk %u, %s at byte %llu), is not "
+        "what was written: CRC-32C %08x, expected %08x; the drive or its path lost or changed "
+        "bytes, and nothing was trained on them",
+        (unsigned long long)step, t->model.units[chunk->unit].name,
+        (unsigned long long)chunk->first, (unsigned long long)(chunk->first + chunk->count - 1), c,
+        path, (unsigned long long)offset, have, want);
+    return -EIO;
+}
+
+/* ---- resume ---- */
+
+/* Refuses a store of another run, naming what differs. */
+static int check_identity(struct sw_trainer *t, const struct sw_commit *commit) {
+    int length = 0;
+    const char *line = sw_commit_differs(t->identity, commit->identity, &length);
+    if (!line) return 0;
+    const char *have;
+    for (have = commit->identity; *have && strncmp(have, line, (size_t)length + 1) != 0;) {
+        have += strcspn(have, "\n");
+        have += *have == '\n';
+    }
+    sw_error("--resume: the store in %s belongs to another run: its %.*s is '%.*s' and this run's "
+             "is '%.*s'",
+             sw_trainer_store_folder(t), length, line,
+             *have ? (int)strcspn(have, "\n") - length - 1 : 0, *have ? have + length + 1 : "",
+             (int)strcspn(line, "\n") - length - 1, line + length + 1);
+    return -EINVAL;
+}
+
+int sw_trainer_find_commit(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    t->committed_step = SW_NO_COMMIT;
+    struct sw_commit *commit = &t->resumed;
+    const int found = sw_commit_read(sw_trainer_store_folder(t), SW_STORE_NAME, commit);
+    if (found < 0 || o->restart) {
+        if (found == 1) free(commit->entries);
+        commit->entries = NULL;
+        return found < 0 ? found : 0;
+    }
+    if (found == 1 && !o->resume) {
+        sw_error("the store in %s holds step %llu of a run (%s): go on from it with --resume, or "
+                 "drop it with --restart",
+                 sw_trainer_store_folder(t), (unsigned long long)commit->step, commit->note);
+        return -EEXIST;
+    }
+    t->resuming = found == 1;
+    t->done_before = o->resume && !found && sw_output_has_model(o->out);
+    return 0;
+}
+
+int sw_trainer_check_resume(struct sw_trainer *t) {
+    write_identity(t, t->identity, sizeof(t->identity));
+    if (!t->resuming) return 0;
+    const int ret = check_identity(t, &t->resumed);
+    if (ret < 0) return ret;
+    if (t->resumed.chunk_count != t->placement.chunk_count) {
+        sw_error("--resume: the store in %s has %u chunks and this run has %u",
+                 sw_trainer_store_folder(t), t->resumed.chunk_count, t->placement.chunk_count);
+        return -EINVAL;
+    }
+    if (t->resumed.step > t->options.steps) {
+        sw_error("--resume: the store in %s is at step %llu, beyond --steps %llu",
+                 sw_trainer_store_folder(t), (unsigned long long)t->resumed.step,
+                 (unsigned long long)t->options.steps);
+        return -EINVAL;
+    }
+    t->done_before = t->resumed.step == t->options.steps && sw_output_has_model(t->options.out);
+    return 0;
+}
+
+/* Puts a committed record into its tier and its masters, rounded, into the working weights. */
+static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
+    const struct sw_chunk *placed = &t->placement.chunks[c];
+    uint32_t checksum;
+    int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
+    if (ret == 0)
+        ret = sw_trainer_check_bytes(t, c, t->resumed.step,
+                                     sw_crc32c(0, record, payload_bytes(t, c)));
+    if (ret < 0) return ret;
+    if (placed->tier == SW_TIER_HOST)
+        memcpy(t->host_state + placed->record_offset, record, placed->record_bytes);
+    if (placed->tier == SW_TIER_DEVICE)
+        ret = t->device.ops->copy_h2d(t->stream, t->device_state + placed->record_offset, record,
+                                      placed->record_bytes);
+    struct sw_adam_chunk chunk;
+    sw_trainer_map(t, c, record, &chunk);
+    float values[4 * SW_ADAM_BLOCK];
+    sw_bf16 rounded[4 * SW_ADAM_BLOCK];
+    for (uint64_t first = 0; first < chunk.count && ret == 0; first += 4 * SW_ADAM_BLOCK) {
+        const uint64_t left = chunk.count - first;
+        const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
+        sw_adam_read(&chunk, first, count, values, NULL, NULL);
+        ret =
+            sw_trainer_upload_piece(t, placed->unit, placed->first + first, count, values, rounded);
+    }
+    return ret;
+}
+
+int sw_trainer_restore(struct sw_trainer *t) {
+    if (!t->resuming) return 0;
+    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.chunk_slot_bytes);
+    int ret = record ? 0 : -ENOMEM;
+    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++)
+        if (t->resumed.entries[c].home != SW_HOME_VIRGIN) ret = restore_chunk(t, c, record);
+    free(record);
+    if (ret < 0) return ret;
+    t->updates = t->resumed.updates;
+    t->skips_in_a_row = (uint32_t)t->resumed.skips_in_a_row;
+    t->start_step = t->reported = t->committed_step = t->resumed.step;
+    return 0;
+}

@@ -1,0 +1,75 @@
+/* Ends the process by SIGKILL at a chosen call on a chosen file: loaded with LD_PRELOAD.
+ *
+ *   KILL_AT=CALL:SUFFIX:N:WHEN   CALL is pwrite, fdatasync or unlink; SUFFIX ends the file's name;
+ * N counts such calls from 1; WHEN is before, after, or torn (a pwrite of which only the first half
+ * is done)
+ *
+ * The store's records go through io_uring, its commit record through these calls; so every stage of
+ * a commit has a call before or after which a run can be stopped. */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static atomic_int calls;
+
+static int ends_with(const char *text, const char *suffix) {
+    const size_t n = strlen(text), m = strlen(suffix);
+    return n >= m && strcmp(text + n - m, suffix) == 0;
+}
+
+static void die(void) {
+    kill(getpid(), SIGKILL);
+    for (;;) pause();
+}
+
+/* What to do at this call: 'b', 'a', 't', or 0. */
+static int plan(const char *call, const char *path) {
+    const char *at = getenv("KILL_AT");
+    char wanted[32], suffix[64], when[16];
+    int number;
+    if (!at || sscanf(at, "%31[^:]:%63[^:]:%d:%15s", wanted, suffix, &number, when) != 4) return 0;
+    if (strcmp(call, wanted) != 0 || !ends_with(path, suffix)) return 0;
+    return atomic_fetch_add(&calls, 1) + 1 == number ? when[0] : 0;
+}
+
+static int plan_fd(const char *call, int fd) {
+    char link[64], path[4096];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const ssize_t n = readlink(link, path, sizeof(path) - 1);
+    if (n <= 0) return 0;
+    path[n] = 0;
+    return plan(call, path);
+}
+
+ssize_t pwrite(int fd, const void *buf, size_t bytes, off_t offset) {
+    ssize_t (*real)(int, const void *, size_t, off_t) =
+        (ssize_t(*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
+    const int what = plan_fd("pwrite", fd);
+    if (what == 'b') die();
+    const ssize_t done = real(fd, buf, what == 't' ? bytes / 2 : bytes, offset);
+    if (what) die();
+    return done;
+}
+
+int fdatasync(int fd) {
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+    const int what = plan_fd("fdatasync", fd);
+    if (what == 'b') die();
+    const int ret = real(fd);
+    if (what) die();
+    return ret;
+}
+
+int unlink(const char *path) {
+    int (*real)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "unlink");
+    const int what = plan("unlink", path);
+    if (what == 'b') die();
+    const int ret = real(path);
+    if (what) die();
+    return ret;
+}

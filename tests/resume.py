@@ -1,0 +1,302 @@
+"""Crash and resume: a run that was stopped at any moment goes on from its last commit and ends with
+the bits of a run that nobody disturbed.
+
+time limit: 300 s
+"""
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+
+import support as t
+
+STEPS = 12
+BASE = ["--seq-len", 48, "--micro-batch", 2, "--lr", "1e-3", "--chunk", 100000, "--digest"]
+NVME = ["--optimizer", "nvme"]
+MODES = [
+    NVME,
+    NVME + ["--overlap", "none"],
+    NVME + ["--clip", 0],
+    NVME + ["--commit-every", 3, "--moments", "8bit"],
+    NVME + ["--master", "split", "--dtype", "fp32"],
+    ["--optimizer", "host", "--commit-every", 2],
+    ["--optimizer", "device", "--commit-every", 2],
+]
+KILLS = int(os.environ.get("KILLS", "14"))
+SEED = int(os.environ.get("SEED", str(time.time_ns() % 1000000)))
+
+
+def arguments(out, *more, steps=STEPS):
+    return ["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin", "--out", out,
+            "--steps", steps, *BASE, *more]
+
+
+def run(out, *more, rc=0, steps=STEPS, **options):
+    return t.spillway(*arguments(out, *more, steps=steps), rc=rc, **options)
+
+
+def digest(finished):
+    found = re.search(r"^digest: (.*)$", finished.stdout, re.M)
+    t.check(found, "no digest", finished)
+    return found.group(1)
+
+
+def resumed_from(finished):
+    found = re.search(r"^resumed: going on after step (\d+)$", finished.stdout, re.M)
+    return int(found.group(1)) if found else 0
+
+
+def result(out):
+    return t.read_model(out)[1]
+
+
+def undisturbed(tmp, mode):
+    whole = run(f"{tmp}/whole", *mode)
+    t.equal(os.path.exists(f"{tmp}/whole/optimizer.commit"), False, "the store after a good end")
+    return digest(whole), result(f"{tmp}/whole")
+
+
+def finish_and_compare(out, mode, want, **options):
+    last = run(out, *mode, "--resume", **options)
+    t.equal(digest(last), want[0], f"digest after {mode}", last)
+    t.check(result(out) == want[1], f"{mode}: the written weights differ", last)
+    t.equal([n for n in os.listdir(out) if n.startswith("optimizer")], [], "store left behind")
+    return last
+
+
+@t.test
+def killed_at_random_moments():
+    """Uniform over the run's life; each resume may do at most the steps that are not committed,
+    and two more per kill."""
+    print(f"# SEED={SEED}", flush=True)
+    dice = random.Random(SEED)
+    per_mode = max(1, KILLS // len(MODES))
+    for number, mode in enumerate(MODES):
+        with t.folder() as tmp:
+            start = time.monotonic()
+            want = undisturbed(tmp, mode)
+            life_s = time.monotonic() - start
+            out, log = f"{tmp}/out", f"{tmp}/log.jsonl"
+            for _ in range(per_mode):
+                process = t.Process(arguments(out, *mode, "--resume", "--log", log))
+                time.sleep(dice.uniform(0, life_s))
+                process.signal(signal.SIGKILL)
+                killed = process.finish()
+                t.check(killed.rc in (0, -signal.SIGKILL), f"mode {number}", killed)
+                if killed.rc == 0:
+                    break
+            if killed.rc == 0:
+                t.equal(digest(killed), want[0], f"{mode}", killed)
+                t.check(result(out) == want[1], f"{mode}: the written weights differ", killed)
+            elif os.path.exists(f"{out}/config.json") and not os.path.exists(
+                    f"{out}/optimizer.commit"):
+                t.check(result(out) == want[1], f"{mode}: killed after the end", killed)
+            else:
+                last = run(out, *mode, "--resume", "--log", log)
+                if "nothing to do" not in last.stdout:
+                    t.equal(digest(last), want[0], f"{mode}", last)
+                t.check(result(out) == want[1], f"{mode}: the written weights differ", last)
+            if os.path.exists(log):
+                with open(log, encoding="utf-8") as file:
+                    lines = [json.loads(line) for line in file]
+                every = 3 if 3 in mode else 2 if 2 in mode else 1
+                steps = sum("loss" in line for line in lines)
+                t.check(steps <= STEPS + (1 + every) * per_mode,
+                        f"{mode}: {steps} steps were done in all")
+
+
+@t.test
+def killed_at_every_stage_of_the_commit():
+    """Section by section: the sync of the records, the record itself (before, torn, after), its
+    sync. What counts is the last durable record: a resume begins there."""
+    preload = t.preload("kill_at_call")
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        # Commit 5 is the fifth call of each kind; with one drive a commit syncs one state file.
+        stages = [("fdatasync:.state:5:before", 4), ("fdatasync:.state:5:after", 4),
+                  ("pwrite:.commit:5:before", 4), ("pwrite:.commit:5:torn", 4),
+                  ("pwrite:.commit:5:after", 5), ("fdatasync:.commit:5:before", 5),
+                  ("fdatasync:.commit:5:after", 5)]
+        for number, (stage, begins) in enumerate(stages):
+            out = f"{tmp}/{number}"
+            killed = run(out, *NVME, rc=-signal.SIGKILL, env={**preload, "KILL_AT": stage})
+            t.check("saved" not in killed.stdout, "killed too late", killed)
+            last = finish_and_compare(out, NVME, want)
+            t.equal(resumed_from(last), begins, f"step that {stage} resumes after", last)
+
+
+@t.test
+def killed_while_the_store_is_cleaned_up():
+    preload = t.preload("kill_at_call")
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        for number, stage in enumerate(("unlink:.commit:1:before", "unlink:.commit:1:after",
+                                        "unlink:.state:1:before", "unlink:.state:1:after")):
+            out = f"{tmp}/{number}"
+            run(out, *NVME, rc=-signal.SIGKILL, env={**preload, "KILL_AT": stage})
+            t.check(result(out) == want[1], f"{stage}: the result is not whole")
+            again = run(out, *NVME, "--resume")
+            t.contains(again.stdout, "nothing to do", stage)
+            t.equal([n for n in os.listdir(out) if n.startswith("optimizer")], [],
+                    f"{stage}: store left behind")
+
+
+@t.test
+def interrupted_runs_say_where_and_go_on():
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        process = t.Process(arguments(f"{tmp}/out", *NVME, "--log", f"{tmp}/log"))
+        process.wait_for(r"^step 1/")
+        process.signal(signal.SIGINT)
+        stopped = process.finish()
+        t.equal(stopped.rc, 130, "status", stopped)
+        step = int(re.search(r"stopped after step (\d+);.*--resume goes on", stopped.stdout)[1])
+        last = finish_and_compare(f"{tmp}/out", NVME, want)
+        t.equal(resumed_from(last), step, "step", last)
+
+
+@t.test
+def the_log_is_appended_and_a_torn_line_is_cut():
+    with t.folder() as tmp:
+        log = f"{tmp}/log"
+        run(f"{tmp}/out", *NVME, "--log", log, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:5:before"})
+        with open(log, "a", encoding="utf-8") as file:
+            file.write('{"step": 5, "lo')
+        run(f"{tmp}/out", *NVME, "--resume", "--log", log)
+        steps, others = t.read_log(log)
+        t.equal(sorted({s["step"] for s in steps}), list(range(1, STEPS + 1)), "steps in the log")
+        t.equal([o["step"] for o in others if o.get("event") == "resumed_from"], [4], "event")
+
+
+@t.test
+def a_store_with_commits_is_never_overwritten_unasked():
+    with t.folder() as tmp:
+        out = f"{tmp}/out"
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+        refused = run(out, *NVME, rc=1)
+        for part in ("step 3", t.MODEL, "--resume", "--restart"):
+            t.contains(refused.stderr, part, "the refusal")
+        both = run(out, *NVME, "--resume", "--restart", rc=2)
+        t.contains(both.stderr, "exclude", "both options")
+        fresh = run(out, *NVME, "--restart")
+        t.equal(resumed_from(fresh), 0, "a restarted run's begin")
+
+
+@t.test
+def a_foreign_store_is_refused_by_name():
+    with t.folder() as tmp:
+        out = f"{tmp}/out"
+        other = f"{tmp}/data.bin"
+        t.write_tokens(other, t.read_tokens(t.SHAKESPEARE + "/train.bin")[5:])
+        t.spillway("init", "--config", t.MODEL + "/config.json", "--seed", 3, "--out",
+                   f"{tmp}/model", rc=0)
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+        before = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        for name, more in (("rows", ["--seed", 9]), ("state", ["--master", "split"]),
+                           ("numerics", ["--accumulate", 2])):
+            refused = run(out, *NVME, "--resume", *more, rc=1)
+            t.contains(refused.stderr, f"its {name} is", f"refusal of {more}")
+        for name, old, new in (("data", t.SHAKESPEARE + "/train.bin", other),
+                               ("model", t.MODEL, f"{tmp}/model")):
+            swapped = [new if a == old else a for a in arguments(out, *NVME, "--resume")]
+            refused = t.spillway(*swapped, rc=1)
+            t.contains(refused.stderr, f"its {name} is", f"refusal of another {name}")
+        after = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        t.check(before == after, "a refused resume changed the store")
+        short = run(out, *NVME, "--resume", steps=2, rc=1)
+        t.contains(short.stderr, "beyond --steps", "fewer steps than done")
+
+
+@t.test
+def resume_without_a_commit_starts_at_the_beginning():
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        fresh = run(f"{tmp}/out", *NVME, "--resume")
+        t.contains(fresh.stdout, "nothing is committed", "what it says")
+        t.equal(digest(fresh), want[0], "digest", fresh)
+        again = run(f"{tmp}/out", *NVME, "--resume")
+        t.contains(again.stdout, "nothing to do", "a second time")
+
+
+@t.test
+def a_kept_store_goes_on_to_more_steps():
+    """The schedule must not depend on the number of steps for this to be one run."""
+    constant = NVME + ["--schedule", "constant", "--warmup", 0]
+    with t.folder() as tmp:
+        want = undisturbed(tmp, constant)
+        out = f"{tmp}/out"
+        run(out, *constant, "--keep-store", steps=5)
+        t.check(os.path.exists(f"{out}/optimizer.commit"), "the store was not kept")
+        last = run(out, *constant, "--resume")
+        t.equal(resumed_from(last), 5, "step", last)
+        t.equal(digest(last), want[0], "digest", last)
+
+
+@t.test
+def another_tier_goes_on_with_the_same_bits():
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        for number, tier in enumerate(("host", "device", "nvme")):
+            out = f"{tmp}/{number}"
+            run(out, *NVME, rc=-signal.SIGKILL,
+                env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+            mode = ["--optimizer", tier, "--commit-every", 4]
+            t.equal(resumed_from(finish_and_compare(out, mode, want)), 5, tier)
+
+
+@t.test
+def two_runs_on_one_store_are_refused():
+    with t.folder() as tmp:
+        store = f"{tmp}/store"
+        os.mkdir(store)
+        first = t.Process(arguments(f"{tmp}/a", *NVME, "--nvme", store, steps=100000))
+        first.wait_for(r"^step 1/")
+        second = run(f"{tmp}/b", *NVME, "--nvme", store, "--resume", rc=1)
+        t.contains(second.stderr, str(first.pid), "the owner in the refusal")
+        first.signal(signal.SIGKILL)
+        first.finish()
+
+
+@t.test
+def changed_bytes_are_never_trained_on():
+    """One bit of one committed record: the resume names file, chunk and step, and stops."""
+    with t.folder() as tmp:
+        out = f"{tmp}/out"
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+        size = os.path.getsize(f"{out}/optimizer.0.state")
+        for home in (0, 1):  # a chunk's committed home is one of them
+            shutil.copytree(out, f"{tmp}/{home}")
+            with open(f"{tmp}/{home}/optimizer.0.state", "r+b") as file:
+                at = home * (size // 2) + 70000
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1]))
+        damaged = [run(f"{tmp}/{home}", *NVME, "--resume", rc=None) for home in (0, 1)]
+        t.equal(sorted(r.rc for r in damaged), [0, 1], "one home is committed, the other is not",
+                damaged[0])
+        bad = next(r for r in damaged if r.rc == 1)
+        for part in ("optimizer.0.state", "chunk ", "step 5", "CRC-32C"):
+            t.contains(bad.stderr, part, "the error")
+
+
+@t.test
+def inspect_shows_a_store():
+    with t.folder() as tmp:
+        out = f"{tmp}/out"
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+        shown = t.spillway("inspect", out, rc=0).stdout
+        for part in ("step 5 of 12", t.MODEL, "numerics"):
+            t.contains(shown, part, "inspect of a store")
+
+
+if __name__ == "__main__":
+    t.main()
