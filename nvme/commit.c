@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "nvme/nvme_internal.h"
 
 enum { PAGE_BYTES = 4096, FORMAT_VERSION = 1 };
 
@@ -197,6 +198,7 @@ int sw_journal_open(struct sw_journal **out, const char *folder, const char *nam
         sw_journal_close(j, 0);
         return ret;
     }
+    sw_nvme_sync_folder(folder); /* a commit is worth nothing under a name that a cut forgets */
     *out = j;
     return 0;
 }

@@ -35,6 +35,9 @@ struct sw_nvme_store {
     struct sw_nvme_place *places;
 };
 
+/* Makes the names in a folder durable; a file system that cannot is left alone. */
+void sw_nvme_sync_folder(const char *folder);
+
 /* Turns O_DIRECT off for a file after a transfer was refused with EINVAL. 1: it was on. */
 int sw_nvme_drop_direct(struct sw_nvme_store *store, uint32_t file, const char *why);
 

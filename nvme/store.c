@@ -262,6 +262,13 @@ static int preallocate(struct sw_nvme_file *file, uint64_t size) {
     return ret;
 }
 
+void sw_nvme_sync_folder(const char *folder) {
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
 static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_options *o) {
     for (uint32_t i = 0; i < store->file_count; i++) {
         struct sw_nvme_file *file = &store->files[i];
@@ -278,7 +285,10 @@ static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_optio
     int ret = check_space(store);
     for (uint32_t i = 0; i < store->file_count && !ret; i++)
         ret = preallocate(&store->files[i], store->files[i].bytes * store->homes);
-    for (uint32_t i = 0; i < store->file_count && !ret; i++) try_direct(&store->files[i]);
+    for (uint32_t i = 0; i < store->file_count && !ret; i++) {
+        try_direct(&store->files[i]);
+        if (store->files[i].created) sw_nvme_sync_folder(store->files[i].folder);
+    }
     return ret;
 }
 

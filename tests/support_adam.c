@@ -276,34 +276,42 @@ void adam_box_update(struct adam_box *box, const struct sw_adam_variant *variant
     check_guards(box);
 }
 
-/* Whether piece p holds floats, and which of them differ beyond NaN. */
-static int is_float(const struct adam_box *box, int p) {
-    const unsigned char *at = box->memory + box->pieces[p].at;
+/* What byte i of piece p is NaN by: its own number's bits, its master's where it is a remainder, or
+ * its block's scale where it is a momentum's code (whose sign alone may then differ). */
+static float owner(const struct adam_box *box, int p, size_t i, size_t *item) {
     const struct sw_adam_chunk *c = &box->chunk;
-    return (void *)at == c->master || (void *)at == c->momentum || (void *)at == c->variance ||
-           (void *)at == c->momentum_scales || (void *)at == c->variance_scales ||
-           (at == c->weight && c->format.weight == SW_FP32);
+    const void *at = box->memory + box->pieces[p].at;
+    const int narrow_weight = at == c->weight && c->format.weight == SW_BF16;
+    *item = 4;
+    if (at == c->momentum_codes || at == c->variance_codes) {
+        *item = 1;
+        return at == c->momentum_codes ? c->momentum_scales[i / SW_ADAM_BLOCK] : 0;
+    }
+    if (at == c->half || at == c->remainder || narrow_weight) {
+        *item = 2;
+        return sw_f32_from_bf16(narrow_weight ? ((const sw_bf16 *)at)[i / 2] : c->half[i / 2]);
+    }
+    if (at == c->grad && c->format.grad == SW_BF16) {
+        *item = 2;
+        return 0;
+    }
+    return ((const float *)at)[i / 4];
 }
 
 void adam_box_same(const struct adam_box *want, const struct adam_box *got, const char *what) {
-    assert_int_equal(want->bytes, got->bytes);
-    if (memcmp(want->memory, got->memory, want->bytes) == 0) return;
+    assert_int_equal(want->piece_count, got->piece_count);
     for (int p = 0; p < want->piece_count; p++) {
         const unsigned char *a = want->memory + want->pieces[p].at;
         const unsigned char *b = got->memory + got->pieces[p].at;
-        const int floats = is_float(want, p);
-        const size_t item = floats ? 4 : 1;
+        assert_int_equal(want->pieces[p].bytes, got->pieces[p].bytes);
+        if (memcmp(a, b, want->pieces[p].bytes) == 0) continue;
+        size_t item = 1;
         for (size_t i = 0; i < want->pieces[p].bytes; i += item) {
-            if (memcmp(a + i, b + i, item) == 0) continue;
-            float x = 0, y = 0;
-            if (floats) {
-                memcpy(&x, a + i, 4);
-                memcpy(&y, b + i, 4);
-                if (isnan(x) && isnan(y)) continue;
-            }
-            fail_msg("%s: %s, %llu elements: buffer %d differs at byte %zu (%g, %g)", what,
-                     adam_shape_name(&want->shape), (unsigned long long)want->chunk.count, p, i,
-                     (double)x, (double)y);
+            const float x = owner(want, p, i, &item), y = owner(got, p, i, &item);
+            if (memcmp(a + i, b + i, item) != 0 && !(isnan(x) && isnan(y)))
+                fail_msg("%s: %s, %llu elements: buffer %d differs at byte %zu", what,
+                         adam_shape_name(&want->shape), (unsigned long long)want->chunk.count, p,
+                         i);
         }
     }
 }

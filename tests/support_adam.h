@@ -45,8 +45,8 @@ void adam_box_update(struct adam_box *box, const struct sw_adam_variant *variant
                      const struct sw_adam_step *step, uint64_t first, uint64_t end, int threads,
                      struct sw_adam_extra *extra);
 
-/* Fails the test, naming buffer and element, unless both hold the same bits everywhere. Two NaN
- * count as the same: which of two NaN operands passes its payload on is the compiler's choice. */
+/* Fails the test, naming the place, unless the buffers of both hold the same bits. Two NaN count as
+ * the same: which of two NaN operands passes its sign and payload on is the compiler's choice. */
 void adam_box_same(const struct adam_box *want, const struct adam_box *got, const char *what);
 
 /* The chunk of elements [first, end); first is a multiple of SW_ADAM_BLOCK where moments are coded.
