@@ -42,6 +42,7 @@ struct sw_train_options {
 
     uint64_t save_every, eval_every; /* steps; 0: never in between */
     const char *log, *trace;         /* NULL: none */
+    uint64_t write_budget_bytes;     /* to the drives, before a warning; 0: none */
     int64_t commit_every;            /* steps; 0: never; -1: 1 on NVMe, else as save_every */
     int resume, restart, keep_store, dry_run, digest;
 };

@@ -281,6 +281,9 @@ uint64_t sw_trainer_start_step(const struct sw_trainer *t) {
 int sw_trainer_done_before(const struct sw_trainer *t) {
     return t->done_before;
 }
+uint64_t sw_trainer_written_bytes(const struct sw_trainer *t) {
+    return atomic_load(&t->written_bytes);
+}
 int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step) {
     *step = t->committed_step;
     return t->committed_step != SW_NO_COMMIT;

@@ -68,6 +68,9 @@ int sw_trainer_start(struct sw_trainer *t);
 /* Steps done before this process, by the commit that --resume found; 0 without one. After start. */
 uint64_t sw_trainer_start_step(const struct sw_trainer *t);
 
+/* Bytes this process has written to the drives: records and commits. Any thread. */
+uint64_t sw_trainer_written_bytes(const struct sw_trainer *t);
+
 /* Whether the store holds a commit, and of which step. While no step runs. */
 int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step);
 

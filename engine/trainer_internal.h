@@ -113,6 +113,7 @@ struct sw_trainer {
     uint32_t request_next[2];
     char store_mode[160];
 
+    _Atomic uint64_t written_bytes; /* to the drives: records and commits */
     struct sw_journal *journal; /* NULL: nothing is committed */
     struct sw_homes homes;
     char identity[SW_COMMIT_IDENTITY_BYTES];

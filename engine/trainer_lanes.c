@@ -489,6 +489,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     *req = (struct sw_nvme_req){
         .buf = slot, .chunk = task->chunk, .home = home, .write = (uint32_t)write};
     *bytes_of(run, task) = chunk->record_bytes;
+    if (write) atomic_fetch_add(&t->written_bytes, chunk->record_bytes);
     return sw_nvme_submit(write ? t->writer : t->reader, req);
 }
 

@@ -137,8 +137,10 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
              t->options.model, t->options.out, (unsigned long long)step,
              (unsigned long long)t->options.steps);
     const int ret = sw_homes_commit(&t->homes, t->store, t->journal, &commit);
-    if (ret == 0) t->committed_step = step;
-    return ret;
+    if (ret < 0) return ret;
+    t->committed_step = step;
+    atomic_fetch_add(&t->written_bytes, sw_journal_place_bytes(t->journal));
+    return 0;
 }
 
 static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void *record) {
@@ -147,6 +149,7 @@ static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void
     struct sw_nvme_req *done;
     int ret = sw_nvme_submit(queue, &req);
     if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
+    if (write) atomic_fetch_add(&t->written_bytes, t->placement.chunks[c].record_bytes);
     return ret < 0 ? ret : req.result;
 }
 

@@ -213,8 +213,8 @@ void sw_journal_close(struct sw_journal *j, int unlink_file) {
     free(j);
 }
 
-const char *sw_journal_path(const struct sw_journal *journal) {
-    return journal->path;
+uint64_t sw_journal_place_bytes(const struct sw_journal *journal) {
+    return journal->place_bytes;
 }
 
 int sw_journal_append(struct sw_journal *j, struct sw_commit *commit) {

@@ -288,6 +288,28 @@ def changed_bytes_are_never_trained_on():
 
 
 @t.test
+def what_is_written_to_the_drives_is_told():
+    """By the kernel's count, too: records of two homes and commits, and nothing else but the model,
+    the log and what the file system adds."""
+    with t.folder() as tmp:
+        done = run(f"{tmp}/out", *NVME, "--write-budget", "20M", "--log", f"{tmp}/log")
+        told = re.search(r"^written to the drives: ([\d.]+) MB, ([\d.]+) kB per token, ", done.stdout,
+                         re.M)
+        t.check(told, "nothing told", done)
+        steps = t.read_log(f"{tmp}/log")[0]
+        records = sum(s["bytes"]["nvme_write"] for s in steps)
+        place = 4096 * (1 + -(-8 * int(records / STEPS / 100000 + 1) // 4096))
+        t.close(float(told[1]) * 1e6, records + STEPS * place, 0.01, "bytes", relative=True)
+        t.close(float(told[2]) * 1e3, float(told[1]) * 1e6 / sum(s["tokens"] for s in steps), 0.01,
+                "bytes per token", relative=True)
+        t.equal(len(re.findall("write-budget", done.stderr)), 1, "warnings", done)
+        t.close(done.io["write_bytes"], float(told[1]) * 1e6, 0.1, "the kernel's count",
+                relative=True, run=done)
+        quiet = run(f"{tmp}/other", *NVME, "--write-budget", "1G")
+        t.check("write-budget" not in quiet.stderr, "warned too early", quiet)
+
+
+@t.test
 def inspect_shows_a_store():
     with t.folder() as tmp:
         out = f"{tmp}/out"

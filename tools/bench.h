@@ -8,7 +8,7 @@
 #include "cpu_adam/adam.h"
 #include "offload/topology.h"
 
-enum { SW_BENCH_ROUNDS_MAX = 201, SW_BENCH_ROUNDS_MIN = 3 };
+enum { SW_BENCH_ROUNDS_MAX = 1001, SW_BENCH_ROUNDS_MIN = 3 };
 
 double sw_bench_now(void); /* seconds, monotonic */
 double sw_bench_median(const double *values, int count);

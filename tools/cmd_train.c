@@ -58,12 +58,25 @@ struct run {
     double val_first, val_last;
     int evals;
     char saved[4096];
+    uint64_t tokens; /* trained on by this process */
+    double seconds;
+    int budget_passed;
 };
 
 /* ---- hooks ---- */
 
 static void on_step(void *ctx, const struct sw_step_report *report) {
     struct run *run = ctx;
+    run->tokens += report->tokens;
+    run->seconds += report->step_s;
+    const uint64_t budget = run->options.write_budget_bytes;
+    if (budget && !run->budget_passed && sw_trainer_written_bytes(run->trainer) > budget) {
+        char size[32];
+        run->budget_passed = 1;
+        sw_progress_clear(&run->progress);
+        sw_warning("step %llu: the run has written more than --write-budget (%s) to the drives",
+                   (unsigned long long)report->step, sw_size_print(budget, size, sizeof(size)));
+    }
     sw_run_log_step(run->log, report);
     sw_progress_step(&run->progress, report);
 }
@@ -155,6 +168,17 @@ static int log_digest(struct run *run, uint64_t step) {
     return 0;
 }
 
+/* Drives wear by what is written to them. */
+static void print_written(const struct run *run) {
+    const uint64_t written = sw_trainer_written_bytes(run->trainer);
+    if (written == 0 || run->tokens == 0 || !(run->seconds > 0)) return;
+    char all[32], token[32], day[32];
+    printf("written to the drives: %s, %s per token, %s per day at this pace\n",
+           sw_size_print(written, all, sizeof(all)),
+           sw_size_print(written / run->tokens, token, sizeof(token)),
+           sw_size_print((uint64_t)((double)written / run->seconds * 86400), day, sizeof(day)));
+}
+
 static void print_end(const struct run *run) {
     if (run->evals > 1)
         printf("validation loss: %.4f before, %.4f after\n", run->val_first, run->val_last);
@@ -169,6 +193,7 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
         const int digest = log_digest(run, stopped_at);
         if (digest < 0) ret = digest;
     }
+    if (ret >= 0) print_written(run);
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (stopped_at > 0)

@@ -128,6 +128,10 @@ static const struct sw_option options_table[] = {
      .count_offset = offsetof(struct sw_train_options, nvme_count), .fallback = "the output folder",
      .help = "folders of the store, one per drive"},
 
+    {"write-budget", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
+     FIELD(write_budget_bytes), .min = 0, .max = INT64_MAX, .fallback = "0",
+     .help = "warn when the run has written this much to the drives (they wear); 0: never"},
+
     {"dry-run", .section = "Other", FLAG(dry_run),
      .help = "check options and files, print the plan, stop; write nothing"},
     {"digest", .section = "Other", FLAG(digest),

@@ -1,4 +1,5 @@
-/* kernels/host/isa_loops.h - for the *_isa.c files alone, which are compiled once per instruction set.
+/* kernels/host/isa_loops.h - for the *_isa.c files alone, which are compiled once per instruction
+ * set.
  *
  * A load or store with a constant dtype is a plain one after inlining; so a loop is written once,
  * always inlined, and called with each dtype by SW_BY_DTYPE. Vectors are the widest of the set. */

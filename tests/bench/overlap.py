@@ -16,6 +16,9 @@ traces:
   together         time with a compute and an NVMe task running at the same instant, over the busy
                    time of the shorter one
 
+How much of this a machine admits at all, tests/bench/cores_beside_drive.c measures: arithmetic that
+touches no memory beside a store that moves bytes, and nothing else.
+
 The first step is left out: its chunks are virgin and nothing is read. Prints a JSON object.
 """
 import argparse
