@@ -32,15 +32,16 @@ static inline float sw_f32_from_bf16(sw_bf16 x) {
 /* The rounding of working weights. */
 static inline sw_bf16 sw_bf16_from_weight(float x) {
     const uint32_t bits = sw_f32_bits(x);
-    const int32_t is_nan = (int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000;
-    return (sw_bf16)((is_nan ? bits | 0x400000u : bits + 0x8000u) >> 16);
+    const uint32_t nan = 0u - (uint32_t)((int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000);
+    return (sw_bf16)(((bits + (0x8000u & ~nan)) | (0x400000u & nan)) >> 16);
 }
 
 /* The rounding of gradients and activations. */
 static inline sw_bf16 sw_bf16_from_f32(float x) {
     const uint32_t bits = sw_f32_bits(x);
-    const int32_t is_nan = (int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000;
-    return (sw_bf16)((is_nan ? bits | 0x400000u : bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+    const uint32_t nan = 0u - (uint32_t)((int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000);
+    const uint32_t addend = (0x7FFFu + ((bits >> 16) & 1u)) & ~nan;
+    return (sw_bf16)(((bits + addend) | (0x400000u & nan)) >> 16);
 }
 
 static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) {

@@ -22,7 +22,7 @@
 #define SW_ADAM_PREFETCH_BYTES 2048
 #endif
 #ifndef SW_ADAM_TILE
-#define SW_ADAM_TILE 64
+#define SW_ADAM_TILE 32
 #endif
 /* The weight is pure output: stores around the caches spare its lines their read. */
 #ifndef SW_ADAM_WEIGHT_AROUND

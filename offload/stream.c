@@ -16,6 +16,7 @@ const struct sw_stream_way sw_stream_ways[SW_STREAM_WAYS] = {
     {"prefetch 2048", 2048, SW_STREAM_CACHED},
     {"weight around", 0, SW_STREAM_WEIGHT_AROUND},
     {"prefetch 512, weight around", 512, SW_STREAM_WEIGHT_AROUND},
+    {"prefetch 1024, weight around", 1024, SW_STREAM_WEIGHT_AROUND},
     {"prefetch 2048, weight around", 2048, SW_STREAM_WEIGHT_AROUND},
     {"all around", 0, SW_STREAM_ALL_AROUND},
     {"prefetch 2048, all around", 2048, SW_STREAM_ALL_AROUND},

@@ -22,7 +22,7 @@ struct sw_stream_way {
 };
 
 /* Every way that is tried; SW_STREAM_WAYS of them. */
-enum { SW_STREAM_WAYS = 9 };
+enum { SW_STREAM_WAYS = 10 };
 extern const struct sw_stream_way sw_stream_ways[SW_STREAM_WAYS];
 
 /* Arrays of count elements, each 64-byte aligned. */

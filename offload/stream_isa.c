@@ -12,7 +12,7 @@
 #define PART          PASTE(sw_stream_part, SW_ISA)
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-enum { TILE = 64, LINE_BYTES = 64 };
+enum { TILE = 32, LINE_BYTES = 64 };
 
 /* The widest vectors of the set. */
 #if defined(__AVX512F__)
@@ -63,7 +63,7 @@ ALWAYS_INLINE void around(void *to, const void *from, uint64_t bytes) {
 /* Asking for an address behind the array's end costs nothing. */
 ALWAYS_INLINE void ask(const void *at, uint64_t bytes, uint64_t ahead) {
     for (uint64_t b = 0; b < bytes; b += LINE_BYTES)
-        __builtin_prefetch((const char *)at + b + ahead, 0, 2);
+        __builtin_prefetch((const char *)at + b + ahead, 0, 3);
 }
 
 ALWAYS_INLINE void pass(const struct sw_stream_arrays *a, uint64_t first, uint64_t end,

@@ -3,11 +3,16 @@
 # CHECKS="kills transformers" only those.
 #
 #   kills          a training run killed a hundred times at random moments: nothing half written
+#   resume         500 runs killed and resumed, with the bits of a run that nobody disturbed; 10,000
+#                  power cuts replayed on the store
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
 #                  PyPI, in a virtual environment outside the tree)
 #   adam           torch.optim's AdamW and Adam beside the CPU Adam (from the same virtual
 #                  environment), and one chunk of 2^31 + 17 elements (up to 28 GB of memory)
+#   avx512         the AVX-512 code on an emulated CPU that has it: avx512_emulated.py boots a Linux
+#                  under Bochs whose first process, avx512_init.sh, runs the tests (leave_out.c: all
+#                  but the longest)
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
 #
 # Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
@@ -72,12 +77,25 @@ transformers() {
     return $status
 }
 
+avx512() {
+    make --no-print-directory -j"$(nproc)" tests && python3 tests/long/avx512_emulated.py
+}
+
+# Five hundred kills that are resumed, ten thousand power cuts that are replayed.
+resume() {
+    make --no-print-directory -j"$(nproc)" tests || return 1
+    KILLS=500 SPILLWAY=build/spillway python3 tests/resume.py || return 1
+    POWER_CUTS=10000 build/release/tests/test_power_cut && echo "ok power_cuts: 10000 replayed"
+}
+
 make --no-print-directory -j"$(nproc)" all || exit 1
-for check in ${*:-kills transformers adam distributions}; do
+for check in ${*:-kills resume transformers adam avx512 distributions}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
+        resume) stage resume resume ;;
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;
+        avx512) stage avx512 avx512 ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
             echo "check-long: no check named '$check'" >&2

@@ -129,7 +129,7 @@ static const struct sw_option options_table[] = {
      .help = "folders of the store, one per drive"},
 
     {"write-budget", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
-     FIELD(write_budget_bytes), .min = 0, .max = INT64_MAX, .fallback = "0",
+     FIELD(write_budget_bytes), .min = 0, .max = 1e18, .fallback = "0",
      .help = "warn when the run has written this much to the drives (they wear); 0: never"},
 
     {"dry-run", .section = "Other", FLAG(dry_run),
