@@ -101,7 +101,8 @@ lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i
 tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
 preloads := $(patsubst %.c,$(O)/%.so,$(wildcard tests/preload/*.c))
-bench_tools := $(patsubst %.c,$(O)/%,$(wildcard tests/bench/*.c))
+# adam_peer.c is a library's, built by tests/bench/adam_peers.py.
+bench_tools := $(patsubst %.c,$(O)/%,$(filter-out %/adam_peer.c,$(wildcard tests/bench/*.c)))
 test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
 

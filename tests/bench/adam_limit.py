@@ -2,7 +2,8 @@
 """Is the memory limit of `spillway bench adam` a limit? Builds tests/bench/stream_referee.c and
 lets it run beside every way of offload/stream.h, in interleaved rounds on the same memory.
 
-    tests/bench/adam_limit.py [--params 67108864] [--rounds 9] [--threads 1,2] [--least 0.95] [--json]
+    tests/bench/adam_limit.py [--params 67108864] [--rounds 9] [--threads 1,2] [--least 0.95]
+                              [--json]
 
 The ratio is the limit over the referee's best. Exits with 1 where one is below --least.
 """
