@@ -2,7 +2,8 @@
 """Measures the overlap modes: step times of none, forward and backward (clip 0) in interleaved
 rounds on a random model of 206 million parameters with its state on NVMe.
 
-    tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T] [--drive-limit BYTES_PER_S]
+    tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T] [--commit-every N]
+                           [--drive-limit BYTES_PER_S]
 
 With --drive-limit the kernel holds the drive to that rate, reading and writing each (control group
 blkio or io; needs root): where disk and compute share a few cores and one slow memory, they are
@@ -81,12 +82,13 @@ def common(a, b):
 
 
 class Trained:
+    commit_every = 1
+
     def __init__(self, tmp, model, mode, seq_len, steps, name):
         log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
         run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
                       1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len,
-                       "--log",
-                      log, "--trace", trace, model=model, timeout_s=1800)
+                      "--commit-every", self.commit_every, "--log", log, "--trace", trace, model=model, timeout_s=1800)
         t.equal(run.rc, 0, name, run)
         self.steps = t.read_log(log)[0][1:]
         with open(trace, encoding="utf-8") as file:
@@ -126,7 +128,8 @@ def slots_share(run):
     def row(tier, what):
         found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run.stdout, re.M)
         return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
-    return row("host", "chunk slots") / row("nvme", "optimizer state")
+    homes = 2 if "two homes" in run.stdout else 1
+    return homes * row("host", "chunk slots") / row("nvme", "in all")
 
 
 def pick_seq_len(tmp, model):
@@ -140,6 +143,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=0)
+    parser.add_argument("--commit-every", type=int, default=1)
     parser.add_argument("--drive-limit", type=int, default=0, metavar="BYTES_PER_S")
     args = parser.parse_args()
     os.chdir(t.ROOT)
@@ -151,6 +155,7 @@ def main():
         model = tmp + "/model"
         t.spillway("init", "--config", "tests/bench/model200m.json", "--seed", 1, "--out", model,
                    rc=0)
+        Trained.commit_every = args.commit_every
         seq_len = args.seq_len or pick_seq_len(tmp, model)
         for i in range(args.rounds):
             for mode in modes:
@@ -163,7 +168,7 @@ def main():
     update = statistics.median(r.update_span_s() for r in runs["none"])
     bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
     print(json.dumps({
-        "schema": 1, "seq_len": seq_len, "drive_limit": args.drive_limit,
+        "schema": 1, "seq_len": seq_len, "commit_every": args.commit_every, "drive_limit": args.drive_limit,
         "rounds": args.rounds, "steps": args.steps,
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
