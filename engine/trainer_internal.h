@@ -114,7 +114,7 @@ struct sw_trainer {
     char store_mode[160];
 
     _Atomic uint64_t written_bytes; /* to the drives: records and commits */
-    struct sw_journal *journal; /* NULL: nothing is committed */
+    struct sw_journal *journal;     /* NULL: nothing is committed */
     struct sw_homes homes;
     char identity[SW_COMMIT_IDENTITY_BYTES];
     struct sw_commit resumed; /* the commit that this run goes on from */

@@ -43,7 +43,7 @@ struct sw_journal;
 int sw_journal_open(struct sw_journal **out, const char *folder, const char *name,
                     uint32_t chunk_count, int fresh);
 void sw_journal_close(struct sw_journal *journal, int unlink_file); /* NULL is fine */
-uint64_t sw_journal_place_bytes(const struct sw_journal *journal); /* that a commit writes */
+uint64_t sw_journal_place_bytes(const struct sw_journal *journal);  /* that a commit writes */
 
 /* Writes the record as number (last + 1) and makes it durable. */
 int sw_journal_append(struct sw_journal *journal, struct sw_commit *commit);

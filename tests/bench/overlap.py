@@ -88,7 +88,8 @@ class Trained:
         log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
         run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
                       1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len,
-                      "--commit-every", self.commit_every, "--log", log, "--trace", trace, model=model, timeout_s=1800)
+                      "--commit-every", self.commit_every, "--log", log, "--trace", trace,
+                      model=model, timeout_s=1800)
         t.equal(run.rc, 0, name, run)
         self.steps = t.read_log(log)[0][1:]
         with open(trace, encoding="utf-8") as file:
@@ -168,7 +169,8 @@ def main():
     update = statistics.median(r.update_span_s() for r in runs["none"])
     bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
     print(json.dumps({
-        "schema": 1, "seq_len": seq_len, "commit_every": args.commit_every, "drive_limit": args.drive_limit,
+        "schema": 1, "seq_len": seq_len, "commit_every": args.commit_every,
+        "drive_limit": args.drive_limit,
         "rounds": args.rounds, "steps": args.steps,
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
