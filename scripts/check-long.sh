@@ -5,6 +5,7 @@
 #   kills          a training run killed a hundred times at random moments: nothing half written
 #   resume         500 runs killed and resumed, with the bits of a run that nobody disturbed; 10,000
 #                  power cuts replayed on the store
+#   broken         every planted bug of tests/broken/ (half an hour; .ci/run has time for some)
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
 #                  PyPI, in a virtual environment outside the tree)
@@ -88,11 +89,17 @@ resume() {
     POWER_CUTS=10000 build/release/tests/test_power_cut && echo "ok power_cuts: 10000 replayed"
 }
 
+broken() {
+    make --no-print-directory check-broken || return 1
+    echo "ok all_planted_bugs_are_caught"
+}
+
 make --no-print-directory -j"$(nproc)" all || exit 1
-for check in ${*:-kills resume transformers adam avx512 distributions}; do
+for check in ${*:-kills resume broken transformers adam avx512 distributions}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
         resume) stage resume resume ;;
+        broken) stage broken broken ;;
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;
         avx512) stage avx512 avx512 ;;
