@@ -36,6 +36,14 @@ static inline sw_bf16 sw_bf16_from_weight(float x) {
     return (sw_bf16)(((bits + (0x8000u & ~nan)) | (0x400000u & nan)) >> 16);
 }
 
+/* A master as its working weight and a signed 16-bit remainder, added as integers. */
+static inline int16_t sw_remainder_from_f32(float master, sw_bf16 weight) {
+    return (int16_t)(sw_f32_bits(master) - ((uint32_t)weight << 16));
+}
+static inline float sw_f32_from_split(sw_bf16 weight, int16_t remainder) {
+    return sw_f32_from_bits(((uint32_t)weight << 16) + (uint32_t)(int32_t)remainder);
+}
+
 /* The rounding of gradients and activations. */
 static inline sw_bf16 sw_bf16_from_f32(float x) {
     const uint32_t bits = sw_f32_bits(x);

@@ -45,9 +45,7 @@ enum form { FP32, FP32_TO_BF16, FP32_TO_FP32, SPLIT, SPLIT_TO_BF16, SPLIT_TO_FP3
 
 SW_INLINE float master_at(const float *master, const sw_bf16 *half, const int16_t *remainder,
                           uint64_t i, enum form form) {
-    return form >= SPLIT
-               ? sw_f32_from_bits(((uint32_t)half[i] << 16) + (uint32_t)(int32_t)remainder[i])
-               : master[i];
+    return form >= SPLIT ? sw_f32_from_split(half[i], remainder[i]) : master[i];
 }
 
 /* One piece of a run, at most a tile. `grad_dtype`, `form` and `coupled` are constants at every
@@ -79,7 +77,7 @@ SW_INLINE void piece(const struct sw_adam_step step, float decay_factor, float d
         const sw_bf16 rounded = sw_bf16_from_weight(p);
         if (form >= SPLIT) {
             half[i] = rounded;
-            remainder[i] = (int16_t)(sw_f32_bits(p) - ((uint32_t)rounded << 16));
+            remainder[i] = sw_remainder_from_f32(p, rounded);
         } else {
             master[i] = p;
         }
@@ -255,9 +253,8 @@ static void decode(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t c
     const float m_scale = chunk->momentum_scales[first / BLOCK];
     const float v_scale = chunk->variance_scales[first / BLOCK];
     for (uint64_t i = 0; i < count; i++) {
-        const float m = sw_8bit_value(m8[i] & 127u, SW_M8_EXPONENT) * m_scale;
-        momentum[i] = sw_f32_from_bits(sw_f32_bits(m) | (uint32_t)(m8[i] & 128u) << 24);
-        variance[i] = sw_8bit_value(v8[i], SW_V8_EXPONENT) * v_scale;
+        momentum[i] = sw_8bit_momentum(m8[i], m_scale);
+        variance[i] = sw_8bit_variance(v8[i], v_scale);
     }
 }
 
@@ -267,8 +264,7 @@ static void masters(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t 
         return;
     }
     for (uint64_t i = 0; i < count; i++)
-        out[i] = sw_f32_from_bits(((uint32_t)chunk->half[first + i] << 16) +
-                                  (uint32_t)(int32_t)chunk->remainder[first + i]);
+        out[i] = sw_f32_from_split(chunk->half[first + i], chunk->remainder[first + i]);
 }
 
 /* Element i goes to sum i % 16; the sums fold as a tree: one order for every width of vector. */

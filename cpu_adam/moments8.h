@@ -58,4 +58,13 @@ static inline float sw_8bit_value(uint32_t code, uint32_t exponent) {
     return sw_f32_from_bits(sw_8bit_select(code >= 8, normal, even));
 }
 
+static inline float sw_8bit_momentum(uint8_t code, float scale) {
+    const float magnitude = sw_8bit_value(code & 127u, SW_M8_EXPONENT) * scale;
+    return sw_f32_from_bits(sw_f32_bits(magnitude) | (uint32_t)(code & 128u) << 24);
+}
+
+static inline float sw_8bit_variance(uint8_t code, float scale) {
+    return sw_8bit_value(code, SW_V8_EXPONENT) * scale;
+}
+
 #endif

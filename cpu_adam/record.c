@@ -69,7 +69,7 @@ void sw_adam_start(const struct sw_adam_chunk *c, uint64_t first, uint64_t count
         for (uint64_t i = 0; i < count; i++) {
             const sw_bf16 half = sw_bf16_from_weight(masters[i]);
             c->half[first + i] = half;
-            c->remainder[first + i] = (int16_t)(sw_f32_bits(masters[i]) - ((uint32_t)half << 16));
+            c->remainder[first + i] = sw_remainder_from_f32(masters[i], half);
         }
     } else {
         memcpy(c->master + first, masters, count * sizeof(*masters));
@@ -89,19 +89,12 @@ void sw_adam_read(const struct sw_adam_chunk *c, uint64_t first, uint64_t count,
     for (uint64_t k = 0; k < count; k++) {
         const uint64_t i = first + k, block = i / SW_ADAM_BLOCK;
         if (master)
-            master[k] = split ? sw_f32_from_bits(((uint32_t)c->half[i] << 16) +
-                                                 (uint32_t)(int32_t)c->remainder[i])
-                              : c->master[i];
-        if (momentum && coded) {
-            const float m = sw_8bit_value(c->momentum_codes[i] & 127u, SW_M8_EXPONENT) *
-                            c->momentum_scales[block];
-            momentum[k] = c->momentum_codes[i] & 128u ? -m : m;
-        } else if (momentum) {
-            momentum[k] = c->momentum[i];
-        }
+            master[k] = split ? sw_f32_from_split(c->half[i], c->remainder[i]) : c->master[i];
+        if (momentum)
+            momentum[k] = coded ? sw_8bit_momentum(c->momentum_codes[i], c->momentum_scales[block])
+                                : c->momentum[i];
         if (variance)
-            variance[k] = coded ? sw_8bit_value(c->variance_codes[i], SW_V8_EXPONENT) *
-                                      c->variance_scales[block]
+            variance[k] = coded ? sw_8bit_variance(c->variance_codes[i], c->variance_scales[block])
                                 : c->variance[i];
     }
 }
