@@ -48,7 +48,10 @@ static void resolve_steps(struct sw_trainer *t) {
     if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
     if (o->commit_every < 0)
-        o->commit_every = o->optimizer == SW_TIER_NVME ? 1 : (int64_t)o->save_every;
+        o->commit_every = o->optimizer == SW_TIER_NVME ? 1
+                          : o->save_every              ? (int64_t)o->save_every
+                          : o->keep_store              ? (int64_t)o->steps
+                                                       : 0;
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
     if (o->overlap == SW_OVERLAP_AUTO)
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
@@ -179,7 +182,6 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
         sw_trainer_close(t);
         return ret;
     }
-    if (t->done_before && !options->keep_store && !options->dry_run) sw_trainer_forget_store(t);
     *out = t;
     return 0;
 }

@@ -62,6 +62,8 @@ uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t);
 
 /* --resume found this run's finished result: nothing is to be done. After open. */
 int sw_trainer_done_before(const struct sw_trainer *t);
+/* Then removes the store that such a run left when it was killed while it cleaned up. */
+void sw_trainer_forget_store(const struct sw_trainer *t);
 
 int sw_trainer_start(struct sw_trainer *t);
 

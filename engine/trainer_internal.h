@@ -160,10 +160,9 @@ int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first,
 int sw_trainer_find_commit(struct sw_trainer *t);
 int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
-int sw_trainer_restore(struct sw_trainer *t);
+/* values and rounded: room for `piece` weights. */
+int sw_trainer_restore(struct sw_trainer *t, float *values, sw_bf16 *rounded, uint64_t piece);
 void sw_trainer_close_store(struct sw_trainer *t);
-/* Removes what a run that ended well left because it was killed while it cleaned up. */
-void sw_trainer_forget_store(const struct sw_trainer *t);
 const char *sw_trainer_store_folder(const struct sw_trainer *t);
 /* Makes the newest state durable as that of `step`; all its writes are over. */
 int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uint64_t skips);

@@ -341,7 +341,7 @@ static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
     chunk.grad = t->host_grads[task->unit] + placed->first * grad_bytes;
     chunk.weight = emit_slot(t, run, task);
     const int threads = sw_team_place(t->team, state, placed->record_bytes);
-    struct sw_adam_extra extra = {.checksum = task->slot >= 0 && t->options.commit_every};
+    struct sw_adam_extra extra = {.checksum = task->slot >= 0 && t->input.homes == 2};
     sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
     if (!extra.checksum) return 0;
     t->chunks[task->chunk].fresh_checksum = extra.checksum_after;
@@ -479,7 +479,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     uint32_t checksum, home = sw_homes_newest(&t->homes, task->chunk, &checksum);
     if (write) {
         if (!record->apply) return 1;
-        home = t->options.commit_every ? sw_homes_next(&t->homes, task->chunk) : 0;
+        home = sw_homes_next(&t->homes, task->chunk);
         sw_homes_wrote(&t->homes, task->chunk, home, t->chunks[task->chunk].fresh_checksum);
     } else if (home == SW_HOME_VIRGIN) {
         sw_trainer_start_chunk(t, task->chunk, slot);

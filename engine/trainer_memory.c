@@ -40,7 +40,8 @@ int sw_trainer_size(struct sw_trainer *t) {
         .tied = t->model.config.tied,
         .format = t->format,
         .optimizer = o->optimizer,
-        .homes = o->commit_every ? 2 : o->optimizer == SW_TIER_NVME,
+        /* A commit that a run goes on from stays whole, also where the run makes none. */
+        .homes = o->commit_every || t->resuming ? 2 : o->optimizer == SW_TIER_NVME,
         .chunk_bytes = o->chunk_bytes,
         .activation_bytes =
             sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
@@ -255,7 +256,7 @@ int sw_trainer_load(struct sw_trainer *t) {
     int ret = values && rounded && staging ? zero_slots(t) : -ENOMEM;
     if (ret == 0) ret = load_weights(t, values, rounded);
     if (ret == 0) ret = load_records(t, staging);
-    if (ret == 0) ret = sw_trainer_restore(t);
+    if (ret == 0) ret = sw_trainer_restore(t, values, rounded, READ_PIECE);
     if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
     free(values);
     free(rounded);

@@ -189,7 +189,8 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
     while (ret == 0 && step < o->steps && !stop_asked(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
         if (ret == 0 && step > t->start_step &&
-            (stop_asked(t) || (o->commit_every && step % (uint64_t)o->commit_every == 0)))
+            (stop_asked(t) || (o->keep_store && step == o->steps) ||
+             (o->commit_every && step % (uint64_t)o->commit_every == 0)))
             ret = sw_trainer_commit_idle(t, step);
         if (ret < 0 || stop_asked(t)) break;
         if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))

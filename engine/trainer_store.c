@@ -12,7 +12,6 @@
 #include <string.h>
 #include "base/crc32c.h"
 #include "base/log.h"
-#include "base/size.h"
 #include "engine/output.h"
 
 enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
@@ -80,7 +79,7 @@ static int open_files(struct sw_trainer *t) {
         .name = SW_STORE_NAME,
         .record_bytes = bytes,
         .chunk_count = p->chunk_count,
-        .homes = t->options.commit_every ? 2 : 1,
+        .homes = t->input.homes,
     };
     const int ret = sw_nvme_open(&t->store, &options);
     free(bytes);
@@ -90,9 +89,9 @@ static int open_files(struct sw_trainer *t) {
 int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     const int on_nvme = t->options.optimizer == SW_TIER_NVME;
-    if (!on_nvme && !t->options.commit_every) return 0;
+    if (t->input.homes == 0) return 0;
     int ret = open_files(t);
-    if (ret == 0 && t->options.commit_every)
+    if (ret == 0 && t->input.homes == 2)
         ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
                               p->chunk_count, !t->resuming);
     if (ret == 0) ret = sw_homes_open(&t->homes, p->chunk_count, t->resuming ? &t->resumed : NULL);
@@ -123,9 +122,9 @@ void sw_trainer_close_store(struct sw_trainer *t) {
 
 void sw_trainer_forget_store(const struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
-    sw_nvme_remove(o->nvme_count ? o->nvme : &o->out, o->nvme_count ? o->nvme_count : 1,
-                   SW_STORE_NAME);
+    if (sw_nvme_remove(o->nvme_count ? o->nvme : &o->out, o->nvme_count ? o->nvme_count : 1,
+                       SW_STORE_NAME) == 0)
+        sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
 }
 
 /* ---- commit ---- */
@@ -218,16 +217,12 @@ static int check_identity(struct sw_trainer *t, const struct sw_commit *commit) 
     int length = 0;
     const char *line = sw_commit_differs(t->identity, commit->identity, &length);
     if (!line) return 0;
-    const char *have;
-    for (have = commit->identity; *have && strncmp(have, line, (size_t)length + 1) != 0;) {
-        have += strcspn(have, "\n");
-        have += *have == '\n';
-    }
+    const char *want = line + length + 1;
+    const char *have = sw_commit_value(commit->identity, line, length);
     sw_error("--resume: the store in %s belongs to another run: its %.*s is '%.*s' and this run's "
              "is '%.*s'",
-             sw_trainer_store_folder(t), length, line,
-             *have ? (int)strcspn(have, "\n") - length - 1 : 0, *have ? have + length + 1 : "",
-             (int)strcspn(line, "\n") - length - 1, line + length + 1);
+             sw_trainer_store_folder(t), length, line, (int)strcspn(have, "\n"), have,
+             (int)strcspn(want, "\n"), want);
     return -EINVAL;
 }
 
@@ -273,7 +268,8 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
 }
 
 /* Puts a committed record into its tier and its masters, rounded, into the working weights. */
-static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
+static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record, float *values,
+                         sw_bf16 *rounded, uint64_t piece) {
     const struct sw_chunk *placed = &t->placement.chunks[c];
     uint32_t checksum;
     int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
@@ -288,11 +284,8 @@ static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
                                       placed->record_bytes);
     struct sw_adam_chunk chunk;
     sw_trainer_map(t, c, record, &chunk);
-    float values[4 * SW_ADAM_BLOCK];
-    sw_bf16 rounded[4 * SW_ADAM_BLOCK];
-    for (uint64_t first = 0; first < chunk.count && ret == 0; first += 4 * SW_ADAM_BLOCK) {
-        const uint64_t left = chunk.count - first;
-        const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
+    for (uint64_t first = 0; first < chunk.count && ret == 0; first += piece) {
+        const uint64_t left = chunk.count - first, count = left < piece ? left : piece;
         sw_adam_read(&chunk, first, count, values, NULL, NULL);
         ret =
             sw_trainer_upload_piece(t, placed->unit, placed->first + first, count, values, rounded);
@@ -300,12 +293,13 @@ static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
     return ret;
 }
 
-int sw_trainer_restore(struct sw_trainer *t) {
+int sw_trainer_restore(struct sw_trainer *t, float *values, sw_bf16 *rounded, uint64_t piece) {
     if (!t->resuming) return 0;
     char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.chunk_slot_bytes);
     int ret = record ? 0 : -ENOMEM;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++)
-        if (t->resumed.entries[c].home != SW_HOME_VIRGIN) ret = restore_chunk(t, c, record);
+        if (t->resumed.entries[c].home != SW_HOME_VIRGIN)
+            ret = restore_chunk(t, c, record, values, rounded, piece);
     free(record);
     if (ret < 0) return ret;
     t->updates = t->resumed.updates;

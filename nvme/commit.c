@@ -250,20 +250,22 @@ int sw_journal_append(struct sw_journal *j, struct sw_commit *commit) {
     return 0;
 }
 
+const char *sw_commit_value(const char *identity, const char *name, int length) {
+    const char *line = identity;
+    while (*line && (strncmp(line, name, (size_t)length) != 0 || line[length] != '=')) {
+        line += strcspn(line, "\n");
+        line += *line == '\n';
+    }
+    return *line ? line + length + 1 : line;
+}
+
 const char *sw_commit_differs(const char *want, const char *have, int *length) {
     while (*want) {
-        const size_t line = strcspn(want, "\n");
-        const size_t name = strcspn(want, "=");
-        const char *other = have;
-        while (*other && strncmp(other, want, name + 1) != 0) {
-            other += strcspn(other, "\n");
-            other += *other == '\n';
-        }
-        if (strcspn(other, "\n") != line || strncmp(other, want, line) != 0) {
-            *length = (int)name;
-            return want;
-        }
-        want += line;
+        *length = (int)strcspn(want, "=");
+        const char *mine = want + *length + 1, *other = sw_commit_value(have, want, *length);
+        const size_t bytes = strcspn(mine, "\n");
+        if (strcspn(other, "\n") != bytes || strncmp(other, mine, bytes) != 0) return want;
+        want = mine + bytes;
         want += *want == '\n';
     }
     return NULL;

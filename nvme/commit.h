@@ -59,4 +59,7 @@ void sw_commit_remove(const char *folder, const char *name);
  * *length and a pointer to it, or NULL. */
 const char *sw_commit_differs(const char *want, const char *have, int *length);
 
+/* What follows "name=" in an identity, up to the line's end; "" where there is no such line. */
+const char *sw_commit_value(const char *identity, const char *name, int length);
+
 #endif

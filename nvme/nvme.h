@@ -55,8 +55,8 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *optio
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);
 
-/* Removes the files of a store that nobody has open; files that are absent or held are left. */
-void sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name);
+/* Removes the files of a store; absent ones are fine. -EBUSY: somebody has one open, it is left. */
+int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name);
 
 /* Bytes on disk for the given options: what open preallocates. */
 uint64_t sw_nvme_bytes(const struct sw_nvme_options *options);

@@ -350,15 +350,20 @@ const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uin
     return file->path;
 }
 
-void sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name) {
+int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name) {
+    int ret = 0;
     for (uint32_t i = 0; i < folder_count; i++) {
         char *path;
-        if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) continue;
+        if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) return -ENOMEM;
         const int fd = open(path, O_RDWR | O_CLOEXEC);
-        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path);
+        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+            unlink(path);
+        else if (fd >= 0)
+            ret = -EBUSY;
         if (fd >= 0) close(fd);
         free(path);
     }
+    return ret;
 }
 
 int sw_nvme_sync(struct sw_nvme_store *store) {

@@ -341,6 +341,9 @@ def contradictory_options():
     with t.folder() as tmp:
         refused(tmp, 2, ["--overlap backward", "--clip 0"], "--overlap", "backward")
         refused(tmp, 2, ["--nvme", "--optimizer nvme"], "--nvme", tmp)
+        refused(tmp, 2, ["--write-budget", "--optimizer nvme"], "--write-budget", "1G")
+        refused(tmp, 2, ["--keep-store", "--commit-every 0"], "--keep-store", "--commit-every", "0")
+        refused(tmp, 2, ["--resume", "--restart"], "--resume", "--restart")
         refused(tmp, 2, ["--eval-every", "--val"], "--eval-every", "1")
         refused(tmp, 2, ["--min-lr", "constant"], "--schedule", "constant", "--min-lr", "1e-6")
         refused(tmp, 2, ["--min-lr", "--lr"], "--min-lr", "1", "--lr", "1e-3")

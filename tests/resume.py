@@ -252,6 +252,63 @@ def another_tier_goes_on_with_the_same_bits():
 
 
 @t.test
+def a_resumed_run_without_commits_leaves_the_one_it_came_from_whole():
+    """A host run makes none by default, --commit-every 0 makes none anywhere: killed, it starts
+    from the same commit once more."""
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        at_6 = {**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"}
+        for number, mode in enumerate((["--optimizer", "host"], ["--optimizer", "device"],
+                                       [*NVME, "--commit-every", 0])):
+            out = f"{tmp}/{number}"
+            run(out, *NVME, rc=-signal.SIGKILL, env=at_6)
+            process = t.Process(arguments(out, *mode, "--resume"))
+            process.wait_for(r"^step 1[01]/|^step [6-9]/")
+            process.signal(signal.SIGKILL)
+            process.finish()
+            if not os.path.exists(f"{out}/config.json"):
+                t.equal(resumed_from(finish_and_compare(out, mode, want)), 5, f"{mode}")
+
+
+@t.test
+def a_kept_store_is_that_of_the_last_step():
+    """Also where the last step is no multiple of the interval, and where nothing else commits."""
+    constant = ["--schedule", "constant", "--warmup", 0]
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME + constant)
+        for number, mode in enumerate(([*NVME, "--commit-every", 3], ["--optimizer", "host"],
+                                       ["--optimizer", "device", "--commit-every", 4])):
+            out = f"{tmp}/{number}"
+            run(out, *mode, *constant, "--keep-store", steps=5)
+            shown = t.spillway("inspect", out, rc=0).stdout
+            for part in ("step 5 of 5", "parameters"):  # the store, and the model beside it
+                t.contains(shown, part, f"inspect after {mode}")
+            both = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
+            t.equal((both["store"]["step"], both["parameters"]), (5, 260032), "inspect --json")
+            last = run(out, *mode, *constant, "--resume")
+            t.equal(resumed_from(last), 5, f"{mode}", last)
+            t.equal(digest(last), want[0], f"{mode}", last)
+
+
+@t.test
+def a_finished_run_leaves_the_store_of_another_alone():
+    """Two runs, one store folder: one is done and resumed, the other is at work."""
+    with t.folder() as tmp:
+        store = f"{tmp}/store"
+        os.mkdir(store)
+        run(f"{tmp}/done", *NVME, "--nvme", store)
+        other = t.Process(arguments(f"{tmp}/other", *NVME, "--nvme", store, "--commit-every",
+                                    100000, steps=100000))
+        other.wait_for(r"^step 1/")
+        before = sorted(os.listdir(store))
+        again = run(f"{tmp}/done", *NVME, "--nvme", store, "--resume")
+        t.contains(again.stdout, "nothing to do", "the finished run")
+        t.equal(sorted(os.listdir(store)), before, "the other run's store")
+        other.signal(signal.SIGKILL)
+        other.finish()
+
+
+@t.test
 def two_runs_on_one_store_are_refused():
     with t.folder() as tmp:
         store = f"{tmp}/store"

@@ -73,7 +73,7 @@ static json_t *config_json(const struct sw_model_config *c) {
                      "rope_parameters", rope);
 }
 
-static void print_json(const struct sw_model *model) {
+static json_t *model_json(const struct sw_model *model) {
     json_t *units = json_array(), *files = json_array();
     for (uint32_t i = 0; i < model->unit_count; i++) {
         const struct sw_unit *unit = &model->units[i];
@@ -90,13 +90,9 @@ static void print_json(const struct sw_model *model) {
     }
     char hash[17];
     snprintf(hash, sizeof(hash), "%016" PRIx64, sw_model_fingerprint(model));
-    json_t *root =
-        json_pack("{s:i,s:s,s:o,s:I,s:o,s:o,s:s}", "schema", 1, "model", model->dir, "config",
-                  config_json(&model->config), "parameters", (json_int_t)model->params, "units",
-                  units, "files", files, "fingerprint", hash);
-    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
-    putchar('\n');
-    json_decref(root);
+    return json_pack("{s:s,s:o,s:I,s:o,s:o,s:s}", "model", model->dir, "config",
+                     config_json(&model->config), "parameters", (json_int_t)model->params, "units",
+                     units, "files", files, "fingerprint", hash);
 }
 
 static void print_text(const struct sw_model *model) {
@@ -158,44 +154,65 @@ static uint32_t virgin_chunks(const struct sw_commit *commit) {
     return count;
 }
 
-static void print_store(const char *dir, const struct sw_commit *c, int json) {
-    char when[64];
+static const char *written_at(const struct sw_commit *c, char *out, size_t out_size) {
     const time_t at = (time_t)c->time_unix_s;
     struct tm utc;
-    strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&at, &utc));
-    if (json) {
-        json_t *root = json_pack(
-            "{s:i,s:s,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "schema", 1, "store", dir, "commit",
-            (json_int_t)c->number, "step", (json_int_t)c->step, "updates", (json_int_t)c->updates,
-            "run", c->note, "time", when, "owner_pid", (json_int_t)c->owner_pid, "chunks",
-            (json_int_t)c->chunk_count, "virgin_chunks", (json_int_t)virgin_chunks(c), "identity",
-            identity_json(c->identity));
-        json_dumpf(root, stdout, JSON_INDENT(2));
-        putchar('\n');
-        json_decref(root);
-        return;
-    }
-    printf("%s: the optimizer state of a run\n\n", dir);
-    printf("  %s\n", c->note);
-    printf("  commit %" PRIu64 ", %" PRIu64 " updates, at %s\n", c->number, c->updates, when);
-    printf("  written by process %" PRIu64 " (%s)\n", c->owner_pid, owner_state(c->owner_pid));
-    printf("  %" PRIu32 " chunks, %" PRIu32 " never updated\n", c->chunk_count, virgin_chunks(c));
-    for (const char *line = c->identity; *line;
-         line += line[strcspn(line, "\n")] == '\n' ? strcspn(line, "\n") + 1 : strcspn(line, "\n"))
-        printf("  %.*s\n", (int)strcspn(line, "\n"), line);
+    strftime(out, out_size, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&at, &utc));
+    return out;
 }
 
-/* 1: the folder holds a store and no model beside it, and the store was shown. */
-static int inspect_store(const char *dir, int json) {
+static json_t *store_json(const char *dir, const struct sw_commit *c) {
+    char when[64];
+    return json_pack("{s:s,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "store", dir, "commit",
+                     (json_int_t)c->number, "step", (json_int_t)c->step, "updates",
+                     (json_int_t)c->updates, "run", c->note, "time",
+                     written_at(c, when, sizeof(when)), "owner_pid", (json_int_t)c->owner_pid,
+                     "chunks", (json_int_t)c->chunk_count, "virgin_chunks",
+                     (json_int_t)virgin_chunks(c), "identity", identity_json(c->identity));
+}
+
+static void print_store(const char *dir, const struct sw_commit *c) {
+    char when[64];
+    printf("%s: the optimizer state of a run\n\n", dir);
+    printf("  %s\n", c->note);
+    printf("  commit %" PRIu64 ", %" PRIu64 " updates, at %s\n", c->number, c->updates,
+           written_at(c, when, sizeof(when)));
+    printf("  written by process %" PRIu64 " (%s)\n", c->owner_pid, owner_state(c->owner_pid));
+    printf("  %" PRIu32 " chunks, %" PRIu32 " never updated\n", c->chunk_count, virgin_chunks(c));
+    for (const char *line = c->identity; *line;) {
+        const int length = (int)strcspn(line, "\n");
+        printf("  %.*s\n", length, line);
+        line += length + (line[length] == '\n');
+    }
+}
+
+/* What lies in the folder: a model, a store, or both. */
+static int inspect(const char *dir, int json) {
     char config[4096];
-    snprintf(config, sizeof(config), "%s/config.json", dir);
-    if (access(config, F_OK) == 0) return 0;
+    struct sw_model model;
     struct sw_commit commit;
-    const int found = sw_commit_read(dir, SW_STORE_NAME, &commit);
-    if (found != 1) return found;
-    print_store(dir, &commit, json);
-    free(commit.entries);
-    return 1;
+    const int store = sw_commit_read(dir, SW_STORE_NAME, &commit);
+    if (store < 0) return store;
+    snprintf(config, sizeof(config), "%s/config.json", dir);
+    const int only_store = store && access(config, F_OK) != 0;
+    const int ret = only_store ? 0 : sw_model_open(&model, dir);
+    json_t *root = NULL;
+    if (ret == 0 && json) {
+        json_t *committed = store ? store_json(dir, &commit) : NULL;
+        root = only_store ? committed : model_json(&model);
+        if (!only_store && store) json_object_set_new(root, "store", committed);
+        json_object_set_new(root, "schema", json_integer(1));
+        json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
+        putchar('\n');
+    } else if (ret == 0) {
+        if (!only_store) print_text(&model);
+        if (!only_store && store) putchar('\n');
+        if (store) print_store(dir, &commit);
+    }
+    json_decref(root);
+    if (ret == 0 && !only_store) sw_model_close(&model);
+    if (store) free(commit.entries);
+    return ret;
 }
 
 int sw_cmd_inspect(int argc, char **argv) {
@@ -204,21 +221,7 @@ int sw_cmd_inspect(int argc, char **argv) {
     int status = SW_EXIT_OK;
     const int parse = sw_options_parse(&command, argc, argv, &options, &parsed);
     if (parse < 0) status = SW_EXIT_USAGE;
-    if (parse == 0) {
-        struct sw_model model;
-        const int store = inspect_store(parsed.operand, options.json);
-        if (store == 1) {
-            status = SW_EXIT_OK;
-        } else if (store < 0 || sw_model_open(&model, parsed.operand) < 0) {
-            status = SW_EXIT_FAILED;
-        } else {
-            if (options.json)
-                print_json(&model);
-            else
-                print_text(&model);
-            sw_model_close(&model);
-        }
-    }
+    if (parse == 0 && inspect(parsed.operand, options.json) < 0) status = SW_EXIT_FAILED;
     sw_parsed_close(&parsed);
     return status;
 }

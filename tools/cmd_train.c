@@ -250,10 +250,11 @@ int sw_cmd_train(int argc, char **argv) {
     ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
     if (ret == 0) {
         print_start(&run);
-        if (sw_trainer_done_before(run.trainer))
-            printf("--resume: the result is already in %s; nothing to do\n", run.options.out);
-        else if (!run.options.dry_run)
-            ret = train(&run);
+        const int done = sw_trainer_done_before(run.trainer);
+        if (done) printf("--resume: the result is already in %s; nothing to do\n", run.options.out);
+        if (done && !run.options.dry_run && !run.options.keep_store)
+            sw_trainer_forget_store(run.trainer);
+        if (!done && !run.options.dry_run) ret = train(&run);
     }
     sw_trainer_close(run.trainer);
     sw_parsed_close(&run.parsed);

@@ -164,9 +164,13 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
             o->clip);
         return -EINVAL;
     }
-    if (o->nvme_count > 0 && o->optimizer != SW_TIER_NVME && o->commit_every <= 0 &&
-        (o->save_every == 0 || o->commit_every == 0))
+    const int commits =
+        o->commit_every > 0 || (o->commit_every < 0 && (o->save_every > 0 || o->keep_store));
+    const int store = o->optimizer == SW_TIER_NVME || commits || o->resume;
+    if (o->nvme_count > 0 && !store)
         return contradiction("--nvme has no effect without --optimizer nvme or commits");
+    if (o->write_budget_bytes > 0 && !store)
+        return contradiction("--write-budget has no effect without --optimizer nvme or commits");
     if (o->eval_every > 0 && !o->val)
         return contradiction("--eval-every has no effect without --val");
     if (o->schedule == SW_SCHEDULE_CONSTANT && sw_option_origin(parsed, "min-lr"))
