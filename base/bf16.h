@@ -55,6 +55,11 @@ static inline sw_bf16 sw_bf16_from_f32(float x) {
 static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) {
     return dtype == SW_FP32 ? 4 : 2;
 }
+/* Element i of an array of either type; a plain load where dtype is a constant. */
+static inline __attribute__((always_inline)) float sw_load(enum sw_dtype dtype, const void *p,
+                                                           uint64_t i) {
+    return dtype == SW_FP32 ? ((const float *)p)[i] : sw_f32_from_bf16(((const sw_bf16 *)p)[i]);
+}
 static inline const char *sw_dtype_name(enum sw_dtype dtype) {
     return dtype == SW_FP32 ? "fp32" : "bf16";
 }

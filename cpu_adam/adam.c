@@ -191,26 +191,23 @@ void sw_adam_update(const struct sw_adam_variant *variant, const struct sw_adam_
 /* ---- the norm of gradients ---- */
 
 static uint64_t first_nonfinite(const void *grad, enum sw_dtype dtype, uint64_t at) {
-    for (;; at++) {
-        const float x = dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[at])
-                                         : ((const float *)grad)[at];
-        if (!isfinite(x)) return at;
-    }
+    while (isfinite(sw_load(dtype, grad, at))) at++;
+    return at;
 }
 
 double sw_adam_grad_norm(const struct sw_adam_variant *variant, const void *grad,
                          enum sw_dtype dtype, uint64_t count, int threads, double *block_sums,
                          struct sw_adam_nonfinite *bad) {
     assert(variant && threads >= 1 && bad && (count == 0 || (grad && block_sums)));
-    const uint64_t blocks = (count + SW_ADAM_NORM_BLOCK - 1) / SW_ADAM_NORM_BLOCK;
+    const uint64_t blocks = (count + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
     const uint64_t bytes = sw_dtype_bytes(dtype);
     uint64_t total = 0, first = UINT64_MAX;
     if ((uint64_t)threads > blocks) threads = blocks ? (int)blocks : 1;
 #pragma omp parallel for schedule(static) num_threads(threads)                                     \
     reduction(+ : total) reduction(min : first)
     for (uint64_t b = 0; b < blocks; b++) {
-        const uint64_t begin = b * SW_ADAM_NORM_BLOCK, left = count - begin;
-        const uint64_t length = left < SW_ADAM_NORM_BLOCK ? left : SW_ADAM_NORM_BLOCK;
+        const uint64_t begin = b * SW_NORM_BLOCK, left = count - begin;
+        const uint64_t length = left < SW_NORM_BLOCK ? left : SW_NORM_BLOCK;
         uint64_t found = 0;
         block_sums[b] =
             norm_kernels[variant->isa]((const char *)grad + begin * bytes, dtype, length, &found);
@@ -223,9 +220,7 @@ double sw_adam_grad_norm(const struct sw_adam_variant *variant, const void *grad
     *bad = (struct sw_adam_nonfinite){.count = total};
     if (total) {
         bad->first = first;
-        bad->is_nan =
-            (uint32_t)(dtype == SW_BF16 ? isnan(sw_f32_from_bf16(((const sw_bf16 *)grad)[first]))
-                                        : isnan(((const float *)grad)[first]));
+        bad->is_nan = isnan(sw_load(dtype, grad, first)) != 0;
     }
     double sum = 0;
     for (uint64_t b = 0; b < blocks; b++) sum += block_sums[b];

@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/bf16.h"
+#include "base/block_norm.h"
 #include "base/isa.h"
 
 /* How the master is kept. Split: the working weight's 16 bits and a signed 16-bit remainder,
@@ -144,8 +145,6 @@ void sw_adam_read(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t co
 
 /* ---- the norm of gradients ---- */
 
-enum { SW_ADAM_NORM_BLOCK = 16384 }; /* elements of one partial sum, from the span's start */
-
 struct sw_adam_nonfinite {
     uint64_t count;   /* elements that are Inf or NaN */
     uint64_t first;   /* index of the first, when count > 0 */
@@ -154,7 +153,7 @@ struct sw_adam_nonfinite {
 };
 
 /* Squares summed in double: within each block in eight fixed lanes, then the blocks in order, so
- * neither variant nor thread count enters. block_sums: room for one double per SW_ADAM_NORM_BLOCK
+ * neither variant nor thread count enters. block_sums: room for one double per SW_NORM_BLOCK
  * elements, rounded up. Returns the sum. */
 double sw_adam_grad_norm(const struct sw_adam_variant *variant, const void *grad,
                          enum sw_dtype dtype, uint64_t count, int threads, double *block_sums,

@@ -59,9 +59,7 @@ SW_INLINE void piece(const struct sw_adam_step step, float decay_factor, float d
                      enum form form, int coupled) {
     _Alignas(LINE_BYTES) float direction[TILE];
     for (uint64_t i = 0; i < count; i++) {
-        const float raw = grad_dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i])
-                                                : ((const float *)grad)[i];
-        const float scaled = raw * step.grad_scale;
+        const float scaled = sw_load(grad_dtype, grad, i) * step.grad_scale;
         const float g =
             coupled ? scaled + decay_grad * master_at(master, half, remainder, i, form) : scaled;
         const float m = step.beta1 * momentum[i] + step.one_minus_beta1 * g;
@@ -309,33 +307,8 @@ void SW_NAME(sw_adam_kernel)(const struct sw_adam_step *step, const struct sw_ad
                   update_squares ? update_squares + at / BLOCK : NULL);
 }
 
-/* Element i goes to sum i % 8. A float's square is exact in double. */
-SW_INLINE double norm(const void *grad, uint64_t count, uint64_t *nonfinite, enum sw_dtype dtype) {
-    double lane[8] = {0};
-    uint32_t bad = 0;
-    const uint64_t whole = count & ~7ull;
-    for (uint64_t i = 0; i < whole; i += 8) {
-#pragma GCC unroll 8
-        for (uint64_t l = 0; l < 8; l++) {
-            const float x = dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i + l])
-                                             : ((const float *)grad)[i + l];
-            lane[l] += (double)x * (double)x;
-            bad += (sw_f32_bits(x) & 0x7F800000u) == 0x7F800000u;
-        }
-    }
-    for (uint64_t i = whole; i < count; i++) {
-        const float x = dtype == SW_BF16 ? sw_f32_from_bf16(((const sw_bf16 *)grad)[i])
-                                         : ((const float *)grad)[i];
-        lane[i - whole] += (double)x * (double)x;
-        bad += (sw_f32_bits(x) & 0x7F800000u) == 0x7F800000u;
-    }
-    *nonfinite += bad;
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
-           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
-}
-
 double SW_NAME(sw_adam_norm)(const void *grad, enum sw_dtype dtype, uint64_t count,
                              uint64_t *nonfinite) {
-    return dtype == SW_BF16 ? norm(grad, count, nonfinite, SW_BF16)
-                            : norm(grad, count, nonfinite, SW_FP32);
+    return dtype == SW_BF16 ? sw_block_norm(SW_BF16, grad, count, nonfinite)
+                            : sw_block_norm(SW_FP32, grad, count, nonfinite);
 }

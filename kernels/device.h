@@ -15,13 +15,11 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/bf16.h"
+#include "base/block_norm.h"
 
 struct sw_device; /* opaque, the back end's */
 struct sw_stream;
 struct sw_event;
-
-#define SW_NORM_BLOCK                                                                              \
-    16384u /* elements per block of a squared norm, counted from a shard's start */
 
 /* Filled by round_norm: what N reads about one unit. */
 struct sw_nonfinite {

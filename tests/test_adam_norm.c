@@ -115,7 +115,7 @@ static void the_updates_norm_is_the_length_of_the_move(void **state) {
 
 /* ---- the norm of gradients ---- */
 
-enum { NORM_BLOCK = SW_ADAM_NORM_BLOCK, NORM_MAX = 4 * NORM_BLOCK + 9 };
+enum { NORM_BLOCK = SW_NORM_BLOCK, NORM_MAX = 4 * NORM_BLOCK + 9 };
 static float grad32[NORM_MAX + 1];
 static sw_bf16 grad16[NORM_MAX + 1];
 static double sums[NORM_MAX / NORM_BLOCK + 2];

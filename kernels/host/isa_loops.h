@@ -53,10 +53,6 @@ typedef float sw_vec __attribute__((vector_size(16), aligned(4), may_alias));
 #define sw_vec_fma(a, b, c) ((a) * (b) + (c))
 #endif
 
-SW_INLINE float sw_load(enum sw_dtype dtype, const void *p, uint64_t i) {
-    return dtype == SW_FP32 ? ((const float *)p)[i] : sw_f32_from_bf16(((const sw_bf16 *)p)[i]);
-}
-
 SW_INLINE void sw_store(enum sw_dtype dtype, void *p, uint64_t i, float x) {
     if (dtype == SW_FP32)
         ((float *)p)[i] = x;

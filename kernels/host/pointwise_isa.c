@@ -1,5 +1,6 @@
 /* kernels/host/pointwise_isa.c - gather and scatter of embedding rows, rotation, gating, rounding
  * and the conversions around matrix products. */
+#include "base/block_norm.h"
 #include "kernels/host/isa_loops.h"
 #include <omp.h>
 #include <string.h>
@@ -111,37 +112,10 @@ static void swiglu_backward(int threads, enum sw_dtype dtype, void *dgate, void 
                     span_length(count, s));
 }
 
-SW_INLINE uint32_t round_span(enum sw_dtype dtype, void *dst, const float *src, uint64_t first,
-                              uint64_t count) {
-    uint32_t bad = 0;
-#pragma omp simd reduction(+ : bad)
-    for (uint64_t i = first; i < first + count; i++) {
-        sw_store(dtype, dst, i, src[i]);
-        const uint32_t bits = sw_f32_bits(sw_load(dtype, dst, i));
-        bad += (bits & 0x7F800000u) == 0x7F800000u;
-    }
-    return bad;
-}
-
-/* Eight running sums, element i in sum i % 8, folded as a tree: one order for every instruction set
- * and thread count. A float's square is exact in double, so contraction could not change it either.
- */
-SW_INLINE double norm_span(enum sw_dtype dtype, const void *x, uint64_t first, uint64_t count) {
-    double lane[8] = {0};
-    const uint64_t whole = count & ~7ull;
-    for (uint64_t i = first; i < first + whole; i += 8) {
-#pragma GCC unroll 8
-        for (int l = 0; l < 8; l++) {
-            const double value = (double)sw_load(dtype, x, i + (uint64_t)l);
-            lane[l] += value * value;
-        }
-    }
-    for (uint64_t i = whole; i < count; i++) {
-        const double value = (double)sw_load(dtype, x, first + i);
-        lane[i - whole] += value * value;
-    }
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
-           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+SW_INLINE void round_span(enum sw_dtype dtype, void *dst, const float *src, uint64_t first,
+                          uint64_t count) {
+#pragma omp simd
+    for (uint64_t i = first; i < first + count; i++) sw_store(dtype, dst, i, src[i]);
 }
 
 SW_INLINE uint64_t first_nonfinite(enum sw_dtype dtype, const void *x, uint64_t first) {
@@ -158,8 +132,10 @@ static void round_norm(int threads, void *dst, enum sw_dtype dtype, const float 
     for (uint64_t b = 0; b < blocks; b++) {
         const uint64_t begin = b * SW_NORM_BLOCK, left = count - begin;
         const uint64_t length = left < SW_NORM_BLOCK ? left : SW_NORM_BLOCK;
-        const uint32_t found = SW_BY_DTYPE(dtype, round_span, dst, src, begin, length);
-        block_sums[b] = SW_BY_DTYPE(dtype, norm_span, dst, begin, length);
+        SW_BY_DTYPE(dtype, round_span, dst, src, begin, length);
+        const char *block = (const char *)dst + begin * sw_dtype_bytes(dtype);
+        uint64_t found = 0;
+        block_sums[b] = SW_BY_DTYPE(dtype, sw_block_norm, block, length, &found);
         if (found) {
             const uint64_t at = SW_BY_DTYPE(dtype, first_nonfinite, dst, begin);
             first = at < first ? at : first;

@@ -201,7 +201,7 @@ static void run(const char *name, enum sw_adam_moments moments, sw_bf16 *grad) {
 
 /* The norm over all of it is made of its periods' equal blocks. */
 static void run_norm(const char *name, sw_bf16 *grad) {
-    const uint64_t blocks = (count + SW_ADAM_NORM_BLOCK - 1) / SW_ADAM_NORM_BLOCK;
+    const uint64_t blocks = (count + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
     double *sums = map(blocks * sizeof(double));
     const struct sw_adam_variant *variant;
     failure = NULL;
@@ -213,7 +213,7 @@ static void run_norm(const char *name, sw_bf16 *grad) {
     const double sum = sw_adam_grad_norm(variant, grad, SW_BF16, count, THREADS, sums, &bad);
     double total = 0;
     for (uint64_t b = 0; b < blocks; b++) {
-        const uint64_t like = b % (PERIOD / SW_ADAM_NORM_BLOCK);
+        const uint64_t like = b % (PERIOD / SW_NORM_BLOCK);
         check(b + 1 == blocks || sums[b] == sums[like], "equal blocks have other sums");
         total += sums[b];
     }
