@@ -97,12 +97,13 @@ int sw_trainer_open_store(struct sw_trainer *t) {
     if (ret == 0) ret = sw_homes_open(&t->homes, p->chunk_count, t->resuming ? &t->resumed : NULL);
     const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
     for (int write = 0; write < 2 && ret == 0; write++) {
-        ret = sw_nvme_queue_open(&t->idle[write], t->store, write, IDLE_DEPTH, IDLE_BLOCK_BYTES,
-                                 NULL, 0);
+        const struct sw_nvme_queue_options idle = {
+            .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
+        const struct sw_nvme_queue_options lane = {
+            .write = (uint32_t)write, .base = t->chunk_slots, .bytes = slots};
+        ret = sw_nvme_queue_open(&t->idle[write], t->store, &idle);
         if (ret == 0 && on_nvme)
-            ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, write,
-                                     SW_NVME_DEPTH_DEFAULT, SW_NVME_BLOCK_BYTES_DEFAULT,
-                                     t->chunk_slots, slots);
+            ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, &lane);
     }
     if (ret == 0) describe_store(t);
     return ret;

@@ -1,6 +1,7 @@
 /* nvme/nvme.h - the store: chunk records on NVMe, moved by io_uring past the page cache.
  *
- * A store is a set of folders (one per drive) with chunks striped over them. Each chunk is one
+ * A store is a set of folders (one per drive) with chunks striped over them, evenly or in the
+ * proportions of the drives' speeds. Each chunk is one
  * contiguous record with one or two homes (places); which home holds the latest or the committed
  * bytes is the caller's knowledge. Files are created and preallocated at open, so that a full disk
  * is an error at start.
@@ -31,6 +32,9 @@ struct sw_nvme_options {
     const uint64_t *record_bytes; /* per chunk; multiples of SW_NVME_ALIGN_BYTES, > 0 */
     uint32_t chunk_count;
     uint32_t homes; /* 1 or 2 places per chunk */
+    /* Per folder, > 0: its part of the bytes, such as its speed in MB/s. NULL: even. Part of the
+     * layout: the records are found again with the same shares only. */
+    const uint32_t *shares;
 };
 
 struct sw_nvme_req {
@@ -45,6 +49,7 @@ struct sw_nvme_req {
 /* What a queue uses, for logs and doctor. */
 struct sw_nvme_mode {
     int io_uring, direct, fixed_files, fixed_buffers; /* 1 in use, 0 fallen back */
+    int sqpoll, iopoll;                               /* 1 in use: they were asked for */
     uint32_t align_bytes;                             /* what statx (or the page size) asks for */
 };
 
@@ -65,10 +70,20 @@ uint64_t sw_nvme_bytes(const struct sw_nvme_options *options);
 #define SW_NVME_BLOCK_BYTES_DEFAULT (512u << 10)
 #define SW_NVME_DEPTH_DEFAULT       8u
 
-/* depth: blocks in flight per drive; block_bytes: size of a block (a multiple of the alignment).
- * base/bytes: the memory all buffers come from, to be registered (NULL: not registered). */
-int sw_nvme_queue_open(struct sw_nvme_queue **out, struct sw_nvme_store *store, int write,
-                       uint32_t depth, uint32_t block_bytes, void *base, uint64_t bytes);
+struct sw_nvme_queue_options {
+    uint32_t write;       /* direction */
+    uint32_t depth;       /* blocks in flight per drive; 0: the default */
+    uint32_t block_bytes; /* a multiple of SW_NVME_ALIGN_BYTES; 0: the default */
+    /* The memory all buffers come from, to be registered; NULL: not registered. */
+    void *base;
+    uint64_t bytes;
+    /* IORING_SETUP_SQPOLL: a kernel thread submits, and spins while there is work. IOPOLL:
+     * completions are polled for, where drive and driver can. Both cost cores; off by default. */
+    uint32_t sqpoll, iopoll;
+};
+
+int sw_nvme_queue_open(struct sw_nvme_queue **out, struct sw_nvme_store *store,
+                       const struct sw_nvme_queue_options *options);
 void sw_nvme_queue_close(struct sw_nvme_queue *queue); /* NULL is fine; drains what is in flight */
 void sw_nvme_queue_mode(const struct sw_nvme_queue *queue, struct sw_nvme_mode *mode);
 
@@ -82,6 +97,10 @@ int sw_nvme_submit(struct sw_nvme_queue *queue, struct sw_nvme_req *req);
  */
 int sw_nvme_reap(struct sw_nvme_queue *queue, struct sw_nvme_req **done, uint32_t want,
                  uint32_t max);
+
+/* Somebody waits for a read of this store (1), or no longer (0); calls nest, from any thread. While
+ * one waits and a drive has reads in flight, that drive's writers keep a quarter of their depth. */
+void sw_nvme_reads_first(struct sw_nvme_store *store, int waiting);
 
 /* Where a chunk's home lies: the file's path, the store's, and the byte in it. For reports. */
 const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uint32_t home,

@@ -22,6 +22,7 @@ struct sw_nvme_file {
     uint64_t needed_bytes; /* beyond what the file already occupies */
     uint64_t device;
     uint32_t align_bytes;
+    atomic_uint reading; /* read blocks in flight, of all queues */
 };
 
 struct sw_nvme_place { /* of a chunk */
@@ -33,6 +34,7 @@ struct sw_nvme_store {
     struct sw_nvme_file files[SW_NVME_FILES_MAX];
     uint32_t file_count, chunk_count, homes;
     struct sw_nvme_place *places;
+    atomic_int reads_awaited; /* by how many */
 };
 
 /* Makes the names in a folder durable; a file system that cannot is left alone. */
@@ -57,6 +59,7 @@ struct sw_nvme_setup { /* what a back end is opened with; pointers live for the 
     uint32_t fd_count, entries; /* entries: blocks in flight at most */
     char *base;
     uint64_t bytes;
+    uint32_t sqpoll, iopoll, direct; /* direct: all files are */
     void *ctx;
 };
 
@@ -75,8 +78,8 @@ struct sw_nvme_io_ops {
 extern const struct sw_nvme_io_ops sw_nvme_uring_ops, sw_nvme_threads_ops;
 
 /* sw_nvme_queue_open with a chosen back end; ops NULL: io_uring, else threads. */
-int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *store, int write,
-                          uint32_t depth, uint32_t block_bytes, void *base, uint64_t bytes,
+int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *store,
+                          const struct sw_nvme_queue_options *options,
                           const struct sw_nvme_io_ops *ops, void *ctx);
 
 #endif

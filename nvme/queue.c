@@ -40,11 +40,13 @@ struct sw_nvme_queue {
     struct slot *slots;               /* [drive][depth] */
 };
 
-int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *store, int write,
-                          uint32_t depth, uint32_t block_bytes, void *base, uint64_t bytes,
-                          const struct sw_nvme_io_ops *ops, void *ctx) {
-    assert(out && store);
-    assert(depth > 0 && block_bytes > 0 && block_bytes % SW_NVME_ALIGN_BYTES == 0);
+int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *store,
+                          const struct sw_nvme_queue_options *o, const struct sw_nvme_io_ops *ops,
+                          void *ctx) {
+    assert(out && store && o);
+    const uint32_t depth = o->depth ? o->depth : SW_NVME_DEPTH_DEFAULT;
+    const uint32_t block_bytes = o->block_bytes ? o->block_bytes : SW_NVME_BLOCK_BYTES_DEFAULT;
+    assert(block_bytes % SW_NVME_ALIGN_BYTES == 0);
     const uint32_t slot_count = depth * store->file_count;
     struct sw_nvme_queue *q = calloc(1, sizeof(*q));
     if (q) q->slots = calloc(slot_count, sizeof(*q->slots));
@@ -53,12 +55,23 @@ int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *stor
         return -ENOMEM;
     }
     q->store = store;
-    q->write = write != 0;
+    q->write = o->write != 0;
     q->depth = depth;
     q->block_bytes = block_bytes < SW_NVME_BLOCK_MAX_BYTES ? block_bytes : SW_NVME_BLOCK_MAX_BYTES;
     int fds[SW_NVME_FILES_MAX];
-    for (uint32_t i = 0; i < store->file_count; i++) fds[i] = store->files[i].fd;
-    const struct sw_nvme_setup setup = {fds, store->file_count, slot_count, base, bytes, ctx};
+    struct sw_nvme_setup setup = {.fds = fds,
+                                  .fd_count = store->file_count,
+                                  .entries = slot_count,
+                                  .base = o->base,
+                                  .bytes = o->bytes,
+                                  .sqpoll = o->sqpoll,
+                                  .iopoll = o->iopoll,
+                                  .direct = 1,
+                                  .ctx = ctx};
+    for (uint32_t i = 0; i < store->file_count; i++) {
+        fds[i] = store->files[i].fd;
+        if (!atomic_load(&store->files[i].direct)) setup.direct = 0;
+    }
     q->ops = ops ? ops : &sw_nvme_uring_ops;
     int ret = q->ops->open(&q->io, &setup, &q->mode);
     if (ret < 0 && !ops) {
@@ -74,9 +87,9 @@ int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *stor
     return 0;
 }
 
-int sw_nvme_queue_open(struct sw_nvme_queue **out, struct sw_nvme_store *store, int write,
-                       uint32_t depth, uint32_t block_bytes, void *base, uint64_t bytes) {
-    return sw_nvme_queue_open_on(out, store, write, depth, block_bytes, base, bytes, NULL, NULL);
+int sw_nvme_queue_open(struct sw_nvme_queue **out, struct sw_nvme_store *store,
+                       const struct sw_nvme_queue_options *options) {
+    return sw_nvme_queue_open_on(out, store, options, NULL, NULL);
 }
 
 void sw_nvme_queue_mode(const struct sw_nvme_queue *q, struct sw_nvme_mode *mode) {
@@ -109,6 +122,7 @@ static void fail(struct sw_nvme_queue *q, struct sw_nvme_req *req, const struct 
 static void release(struct sw_nvme_queue *q, struct slot *slot) {
     slot->req->private_[IN_FLIGHT]--;
     q->busy[slot->block.file]--;
+    if (!q->write) atomic_fetch_sub(&q->store->files[slot->block.file].reading, 1);
     q->in_flight--;
     slot->req = NULL;
 }
@@ -120,8 +134,17 @@ static void start(struct sw_nvme_queue *q, struct slot *slot) {
     release(q, slot);
 }
 
+/* Blocks that may be in flight on a drive now. A writer keeps back while somebody waits for reads
+ * of that drive, but never stops: the reader may wait for a slot that its write frees. */
+static uint32_t depth_now(const struct sw_nvme_queue *q, uint32_t file) {
+    if (!q->write || !atomic_load(&q->store->reads_awaited) ||
+        !atomic_load(&q->store->files[file].reading))
+        return q->depth;
+    return (q->depth + 3) / 4;
+}
+
 static struct slot *free_slot(struct sw_nvme_queue *q, uint32_t file) {
-    if (q->busy[file] == q->depth) return NULL;
+    if (q->busy[file] >= depth_now(q, file)) return NULL;
     struct slot *slot = &q->slots[(uint64_t)file * q->depth];
     while (slot->req) slot++;
     return slot;
@@ -153,6 +176,7 @@ static void issue(struct sw_nvme_queue *q) {
             req->private_[ISSUED] += len;
             req->private_[IN_FLIGHT]++;
             q->busy[place->file]++;
+            if (!q->write) atomic_fetch_add(&q->store->files[place->file].reading, 1);
             q->in_flight++;
             start(q, slot);
         }
@@ -241,6 +265,11 @@ static int turn(struct sw_nvme_queue *q, int block) {
 static int flush(struct sw_nvme_queue *q) {
     const int ret = q->in_flight ? q->ops->wait(q->io, NULL, 0, 0) : 0;
     return ret < 0 ? broken(q, ret) : 0;
+}
+
+void sw_nvme_reads_first(struct sw_nvme_store *store, int waiting) {
+    assert(store);
+    atomic_fetch_add(&store->reads_awaited, waiting ? 1 : -1);
 }
 
 int sw_nvme_submit(struct sw_nvme_queue *q, struct sw_nvme_req *req) {

@@ -25,18 +25,30 @@
 
 enum { LOCK_TRIES = 20, LOCK_PAUSE_NS = 50000000 }; /* a second in all */
 
+/* The folder with the fewest bytes for its share takes the next chunk; the first of equals. */
+static uint32_t least_filled(const struct sw_nvme_options *o, const uint64_t *file_bytes) {
+    uint32_t least = 0;
+    for (uint32_t f = 1; f < o->folder_count; f++) {
+        const uint64_t share = o->shares ? o->shares[f] : 1;
+        const uint64_t share_of_least = o->shares ? o->shares[least] : 1;
+        /* Compared across, so that no rounding decides; 2^32 times a store's bytes needs 128 bits.
+         */
+        if ((unsigned __int128)file_bytes[f] * share_of_least <
+            (unsigned __int128)file_bytes[least] * share)
+            least = f;
+    }
+    return least;
+}
+
 /* Fills places (unless NULL) and the bytes of one home per folder. */
 static void lay_out(const struct sw_nvme_options *o, struct sw_nvme_place *places,
                     uint64_t *file_bytes) {
     memset(file_bytes, 0, o->folder_count * sizeof(*file_bytes));
     for (uint32_t c = 0; c < o->chunk_count; c++) {
-        uint32_t least = 0;
-        for (uint32_t f = 1; f < o->folder_count; f++)
-            if (file_bytes[f] < file_bytes[least]) least = f;
+        const uint32_t file = least_filled(o, file_bytes);
         assert(o->record_bytes[c] > 0 && o->record_bytes[c] % SW_NVME_ALIGN_BYTES == 0);
-        if (places)
-            places[c] = (struct sw_nvme_place){file_bytes[least], o->record_bytes[c], least};
-        file_bytes[least] += o->record_bytes[c];
+        if (places) places[c] = (struct sw_nvme_place){file_bytes[file], o->record_bytes[c], file};
+        file_bytes[file] += o->record_bytes[c];
     }
 }
 

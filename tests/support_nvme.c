@@ -59,10 +59,28 @@ int matches(const void *buf, uint64_t bytes, uint32_t chunk, uint32_t home, uint
 }
 
 struct sw_nvme_store *open_store(const char *name, uint32_t folders, uint32_t homes) {
-    const struct sw_nvme_options o = {three_folders, folders, name, odd_records, CHUNKS, homes};
+    const struct sw_nvme_options o = {three_folders, folders, name, odd_records,
+                                      CHUNKS,        homes,   NULL};
     struct sw_nvme_store *store = NULL;
     if (sw_nvme_open(&store, &o)) fail_msg("open: %s", logged);
     return store;
+}
+
+int open_queue(struct sw_nvme_queue **q, struct sw_nvme_store *store, int write, uint32_t depth,
+               uint32_t block_bytes, void *base, uint64_t bytes) {
+    const struct sw_nvme_queue_options options = {.write = (uint32_t)write,
+                                                  .depth = depth,
+                                                  .block_bytes = block_bytes,
+                                                  .base = base,
+                                                  .bytes = bytes};
+    return sw_nvme_queue_open(q, store, &options);
+}
+
+int open_faulty(struct sw_nvme_queue **q, struct sw_nvme_store *store, int write, uint32_t depth,
+                uint32_t block_bytes, struct faulty_plan *plan) {
+    const struct sw_nvme_queue_options options = {
+        .write = (uint32_t)write, .depth = depth, .block_bytes = block_bytes};
+    return sw_nvme_queue_open_on(q, store, &options, &faulty_io_ops, plan);
 }
 
 int one(struct sw_nvme_queue *q, int write, void *buf, uint32_t chunk, uint32_t home) {

@@ -4,6 +4,7 @@
 #define TESTS_SUPPORT_NVME_H
 #include <stdint.h>
 #include "nvme/nvme.h"
+#include "tests/support_faulty_io.h"
 
 enum { PAGE = 4096, CHUNKS = 7 };
 #define RECORD_MAX (65ull * PAGE)
@@ -27,6 +28,12 @@ int matches(const void *buf, uint64_t bytes, uint32_t chunk, uint32_t home, uint
 
 /* A store of the odd records; the test fails when it does not open. */
 struct sw_nvme_store *open_store(const char *name, uint32_t folders, uint32_t homes);
+
+/* A queue of the machine's own back end, and one on a disk that misbehaves as planned. */
+int open_queue(struct sw_nvme_queue **q, struct sw_nvme_store *store, int write, uint32_t depth,
+               uint32_t block_bytes, void *base, uint64_t bytes);
+int open_faulty(struct sw_nvme_queue **q, struct sw_nvme_store *store, int write, uint32_t depth,
+                uint32_t block_bytes, struct faulty_plan *plan);
 
 /* One record through a queue: the request's result, or the queue's own error. */
 int one(struct sw_nvme_queue *q, int write, void *buf, uint32_t chunk, uint32_t home);

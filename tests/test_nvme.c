@@ -49,10 +49,8 @@ static void records_of_odd_sizes_come_back_from_every_place(void **state) {
                 for (uint32_t depth = 1; depth <= 5; depth += 4) {
                     struct sw_nvme_store *store = open_store("odd", folders, homes);
                     struct sw_nvme_queue *w, *r;
-                    assert_int_equal(sw_nvme_queue_open(&w, store, 1, depth, blocks[b], NULL, 0),
-                                     0);
-                    assert_int_equal(sw_nvme_queue_open(&r, store, 0, depth, blocks[b], NULL, 0),
-                                     0);
+                    assert_int_equal(open_queue(&w, store, 1, depth, blocks[b], NULL, 0), 0);
+                    assert_int_equal(open_queue(&r, store, 0, depth, blocks[b], NULL, 0), 0);
                     write_all(w, homes, depth);
                     check_all(r, homes, depth);
                     sw_nvme_queue_close(w);
@@ -65,8 +63,8 @@ static void a_write_to_one_home_leaves_the_other(void **state) {
     (void)state;
     struct sw_nvme_store *store = open_store("homes", 2, 2);
     struct sw_nvme_queue *w, *r;
-    assert_int_equal(sw_nvme_queue_open(&w, store, 1, 4, 4 * PAGE, NULL, 0), 0);
-    assert_int_equal(sw_nvme_queue_open(&r, store, 0, 4, 4 * PAGE, NULL, 0), 0);
+    assert_int_equal(open_queue(&w, store, 1, 4, 4 * PAGE, NULL, 0), 0);
+    assert_int_equal(open_queue(&r, store, 0, 4, 4 * PAGE, NULL, 0), 0);
     write_all(w, 2, 1);
     char *buf = pages(RECORD_MAX);
     for (uint32_t c = 0; c < CHUNKS; c++) {
@@ -92,8 +90,8 @@ static void registered_buffers_give_the_same_bytes(void **state) {
     char *slab =
         mmap(NULL, 4 * RECORD_MAX, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(slab != MAP_FAILED);
-    assert_int_equal(sw_nvme_queue_open(&w, store, 1, 4, 8 * PAGE, slab, 4 * RECORD_MAX), 0);
-    assert_int_equal(sw_nvme_queue_open(&r, store, 0, 4, 8 * PAGE, slab, 4 * RECORD_MAX), 0);
+    assert_int_equal(open_queue(&w, store, 1, 4, 8 * PAGE, slab, 4 * RECORD_MAX), 0);
+    assert_int_equal(open_queue(&r, store, 0, 4, 8 * PAGE, slab, 4 * RECORD_MAX), 0);
     for (uint32_t c = 0; c < CHUNKS; c++) {
         char *out = slab + (c % 3) * RECORD_MAX, *in = slab + 3 * RECORD_MAX;
         pattern(out, odd_records[c], c, 0, 9);
@@ -114,8 +112,7 @@ static void requests_come_back_in_the_order_of_submission(void **state) {
     struct faulty_plan plan = {.seed = 1, .reorder = 1};
     struct sw_nvme_store *store = open_store("order", 3, 1);
     struct sw_nvme_queue *q;
-    assert_int_equal(sw_nvme_queue_open_on(&q, store, 1, 4, PAGE, NULL, 0, &faulty_io_ops, &plan),
-                     0);
+    assert_int_equal(open_faulty(&q, store, 1, 4, PAGE, &plan), 0);
     static struct sw_nvme_req reqs[200];
     char *buf = pages(RECORD_MAX);
     pattern(buf, RECORD_MAX, 0, 0, 0);
@@ -151,13 +148,13 @@ static void a_full_ring_moves_every_byte(void **state) {
     enum { N = 32, RECORD = 1 << 20 };
     uint64_t records[N];
     for (int i = 0; i < N; i++) records[i] = RECORD;
-    const struct sw_nvme_options o = {three_folders, 2, "load", records, N, 1};
+    const struct sw_nvme_options o = {three_folders, 2, "load", records, N, 1, NULL};
     struct sw_nvme_store *store;
     assert_int_equal(sw_nvme_open(&store, &o), 0);
     char *slab = pages(8ull * RECORD);
     for (int write = 1; write >= 0; write--) {
         struct sw_nvme_queue *q;
-        assert_int_equal(sw_nvme_queue_open(&q, store, write, 128, PAGE, slab, 8ull * RECORD), 0);
+        assert_int_equal(open_queue(&q, store, write, 128, PAGE, slab, 8ull * RECORD), 0);
         struct sw_nvme_req reqs[8], *done[8];
         for (uint32_t base = 0; base < N; base += 8) {
             for (uint32_t i = 0; i < 8; i++) {
@@ -192,8 +189,8 @@ static void *read_and_write(void *arg) {
     struct side *side = arg;
     struct sw_nvme_queue *w, *r;
     side->bad = 1;
-    if (sw_nvme_queue_open(&w, side->store, 1, 4, 2 * PAGE, NULL, 0)) return NULL;
-    if (sw_nvme_queue_open(&r, side->store, 0, 4, 2 * PAGE, NULL, 0)) return NULL;
+    if (open_queue(&w, side->store, 1, 4, 2 * PAGE, NULL, 0)) return NULL;
+    if (open_queue(&r, side->store, 0, 4, 2 * PAGE, NULL, 0)) return NULL;
     void *buf = NULL;
     int ok = posix_memalign(&buf, PAGE, RECORD_MAX) == 0;
     for (int round = 0; round < side->rounds && ok; round++)
@@ -237,9 +234,7 @@ static void short_and_transient_results_lose_nothing(void **state) {
         struct sw_nvme_store *store = open_store("faults", 1 + seed % 3, 2);
         struct sw_nvme_queue *q[2];
         for (int write = 0; write < 2; write++)
-            assert_int_equal(sw_nvme_queue_open_on(&q[write], store, write, 5, 4 * PAGE, NULL, 0,
-                                                   &faulty_io_ops, &plans[write]),
-                             0);
+            assert_int_equal(open_faulty(&q[write], store, write, 5, 4 * PAGE, &plans[write]), 0);
         write_all(q[1], 2, (uint32_t)seed);
         check_all(q[0], 2, (uint32_t)seed);
         assert_true(plans[0].faults > 10 && plans[1].faults > 10);
@@ -259,8 +254,7 @@ static void a_refusal_that_lasts_ends_in_an_error(void **state) {
         struct faulty_plan plan = plans[i];
         struct sw_nvme_store *store = open_store("forever", 1, 1);
         struct sw_nvme_queue *q;
-        assert_int_equal(
-            sw_nvme_queue_open_on(&q, store, 1, 2, PAGE, NULL, 0, &faulty_io_ops, &plan), 0);
+        assert_int_equal(open_faulty(&q, store, 1, 2, PAGE, &plan), 0);
         char *buf = pages(RECORD_MAX);
         assert_int_equal(one(q, 1, buf, 1, 0), i == 2 ? -EIO : plan.forever);
         assert_int_equal(log_errors, 1);
@@ -274,17 +268,16 @@ static void a_refusal_that_lasts_ends_in_an_error(void **state) {
 static void an_io_error_names_its_place_and_fails_its_request_alone(void **state) {
     (void)state;
     struct sw_nvme_store *store = open_store("eio", 1, 2);
-    const uint64_t home_bytes =
-        sw_nvme_bytes(&(struct sw_nvme_options){three_folders, 1, "eio", odd_records, CHUNKS, 2}) /
-        2;
+    const uint64_t home_bytes = sw_nvme_bytes(&(struct sw_nvme_options){
+                                    three_folders, 1, "eio", odd_records, CHUNKS, 2, NULL}) /
+                                2;
     /* The third page of chunk 2 in home 1: chunks 0 and 1 (4 pages) lie before it. */
     struct faulty_plan plan = {.reorder = 1,
                                .error = -EIO,
                                .error_times = 1000,
                                .error_offset = home_bytes + (4 + 2) * PAGE};
     struct sw_nvme_queue *q;
-    assert_int_equal(sw_nvme_queue_open_on(&q, store, 1, 3, PAGE, NULL, 0, &faulty_io_ops, &plan),
-                     0);
+    assert_int_equal(open_faulty(&q, store, 1, 3, PAGE, &plan), 0);
     char *bufs[4];
     struct sw_nvme_req reqs[4], *done[4];
     for (uint32_t i = 0; i < 4; i++) {
@@ -306,7 +299,7 @@ static void an_io_error_names_its_place_and_fails_its_request_alone(void **state
     assert_logged("eio.0.state");
     assert_logged(offset);
     assert_logged(strerror(EIO));
-    assert_int_equal(sw_nvme_queue_open(&q, store, 0, 3, PAGE, NULL, 0), 0);
+    assert_int_equal(open_queue(&q, store, 0, 3, PAGE, NULL, 0), 0);
     for (uint32_t i = 0; i < 4; i++) {
         if (i == 2) continue;
         assert_int_equal(one(q, 0, bufs[i], i, 1), 0);
@@ -322,9 +315,8 @@ static void a_refused_direct_transfer_goes_on_through_the_page_cache(void **stat
     struct sw_nvme_store *store = open_store("einval", 1, 1);
     struct faulty_plan plan = {.error = -EINVAL, .error_times = 1, .error_offset = 0};
     struct sw_nvme_queue *w, *r;
-    assert_int_equal(sw_nvme_queue_open_on(&w, store, 1, 3, PAGE, NULL, 0, &faulty_io_ops, &plan),
-                     0);
-    assert_int_equal(sw_nvme_queue_open(&r, store, 0, 3, PAGE, NULL, 0), 0);
+    assert_int_equal(open_faulty(&w, store, 1, 3, PAGE, &plan), 0);
+    assert_int_equal(open_queue(&r, store, 0, 3, PAGE, NULL, 0), 0);
     struct sw_nvme_mode mode;
     sw_nvme_queue_mode(w, &mode);
     const int was_direct = mode.direct;
@@ -346,8 +338,7 @@ static void an_invalid_transfer_is_not_tried_for_ever(void **state) {
     struct sw_nvme_store *store = open_store("invalid", 1, 1);
     struct faulty_plan plan = {.forever = -EINVAL};
     struct sw_nvme_queue *q;
-    assert_int_equal(sw_nvme_queue_open_on(&q, store, 1, 3, PAGE, NULL, 0, &faulty_io_ops, &plan),
-                     0);
+    assert_int_equal(open_faulty(&q, store, 1, 3, PAGE, &plan), 0);
     char *buf = pages(RECORD_MAX);
     assert_int_equal(one(q, 1, buf, 0, 0), -EINVAL);
     assert_true(plan.started <= 3);
@@ -360,7 +351,7 @@ static void a_file_cut_behind_our_back_is_an_error(void **state) {
     (void)state;
     struct sw_nvme_store *store = open_store("cut", 1, 1);
     struct sw_nvme_queue *r;
-    assert_int_equal(sw_nvme_queue_open(&r, store, 0, 3, 4 * PAGE, NULL, 0), 0);
+    assert_int_equal(open_queue(&r, store, 0, 3, 4 * PAGE, NULL, 0), 0);
     char path[128], *buf = pages(RECORD_MAX);
     snprintf(path, sizeof(path), "%s/cut.0.state", dir_a);
     assert_int_equal(truncate(path, 5 * PAGE), 0); /* chunk 2 begins at page 4 */
@@ -378,8 +369,7 @@ static void a_failing_back_end_ends_the_queue(void **state) {
     struct sw_nvme_store *store = open_store("backend", 1, 1);
     struct faulty_plan plan = {.wait_fails = 3, .only_account = 1};
     struct sw_nvme_queue *q;
-    assert_int_equal(sw_nvme_queue_open_on(&q, store, 1, 1, PAGE, NULL, 0, &faulty_io_ops, &plan),
-                     0);
+    assert_int_equal(open_faulty(&q, store, 1, 1, PAGE, &plan), 0);
     char *buf = pages(RECORD_MAX);
     assert_int_equal(one(q, 1, buf, 4, 0), -EBADF);
     assert_int_equal(one(q, 1, buf, 0, 0), -EBADF);
@@ -393,7 +383,7 @@ static void a_failing_back_end_ends_the_queue(void **state) {
 static void records_above_4_gib_are_split_below_2_gib(void **state) {
     (void)state;
     const uint64_t records[2] = {(1ull << 31) + PAGE, 1ull << 32};
-    const struct sw_nvme_options o = {three_folders, 1, "huge", records, 2, 1};
+    const struct sw_nvme_options o = {three_folders, 1, "huge", records, 2, 1, NULL};
     struct sw_nvme_store *store;
     const int ret = sw_nvme_open(&store, &o);
     if (ret == -ENOSPC) skip();
@@ -404,8 +394,7 @@ static void records_above_4_gib_are_split_below_2_gib(void **state) {
     for (uint32_t c = 0; c < 2; c++) {
         struct faulty_plan plan = {.only_account = 1};
         struct sw_nvme_queue *q;
-        assert_int_equal(
-            sw_nvme_queue_open_on(&q, store, 0, 2, 0xFFFFF000u, NULL, 0, &faulty_io_ops, &plan), 0);
+        assert_int_equal(open_faulty(&q, store, 0, 2, 0xFFFFF000u, &plan), 0);
         assert_int_equal(one(q, 0, space, c, 0), 0);
         assert_true(plan.bytes == records[c]);
         assert_true(plan.longest <= 0x7FFFF000u);
@@ -424,7 +413,7 @@ static void queues_can_be_opened_and_closed_again_and_again(void **state) {
     struct sw_nvme_mode first, last;
     for (int i = 0; i < 300; i++) {
         struct sw_nvme_queue *q;
-        assert_int_equal(sw_nvme_queue_open(&q, store, 0, 8, PAGE, slab, 1 << 20), 0);
+        assert_int_equal(open_queue(&q, store, 0, 8, PAGE, slab, 1 << 20), 0);
         sw_nvme_queue_mode(q, i ? &last : &first);
         sw_nvme_queue_close(q);
     }
@@ -448,7 +437,7 @@ static void the_kernel_counts_the_bytes_that_were_moved(void **state) {
     enum { N = 16, RECORD = 1 << 20 };
     uint64_t records[N];
     for (int i = 0; i < N; i++) records[i] = RECORD;
-    const struct sw_nvme_options o = {three_folders, 1, "count", records, N, 1};
+    const struct sw_nvme_options o = {three_folders, 1, "count", records, N, 1, NULL};
     struct sw_nvme_store *store;
     assert_int_equal(sw_nvme_open(&store, &o), 0);
     struct sw_nvme_mode mode;
@@ -457,7 +446,7 @@ static void the_kernel_counts_the_bytes_that_were_moved(void **state) {
     int counted = 1;
     for (int write = 1; write >= 0; write--) {
         struct sw_nvme_queue *q;
-        assert_int_equal(sw_nvme_queue_open(&q, store, write, 8, 1 << 18, buf, RECORD), 0);
+        assert_int_equal(open_queue(&q, store, write, 8, 1 << 18, buf, RECORD), 0);
         sw_nvme_queue_mode(q, &mode);
         const char *key = write ? "write_bytes" : "read_bytes";
         const uint64_t before = proc_io(key);

@@ -112,15 +112,17 @@ struct job {
 static void play(const char *folder, const struct job *job) {
     uint64_t sizes[CHUNKS_MAX];
     for (uint32_t c = 0; c < job->chunks; c++) sizes[c] = RECORD_BYTES;
-    const struct sw_nvme_options options = {&folder, 1, "cut", sizes, job->chunks, 2};
+    const struct sw_nvme_options options = {&folder, 1, "cut", sizes, job->chunks, 2, NULL};
     struct sw_nvme_store *store;
     struct sw_nvme_queue *queue;
     struct sw_journal *journal;
     struct sw_homes homes;
     assert_int_equal(sw_nvme_open(&store, &options), 0);
-    assert_int_equal(sw_nvme_queue_open_on(&queue, store, 1, 4, RECORD_BYTES, NULL, 0,
-                                           &sw_nvme_threads_ops, NULL),
-                     0);
+    assert_int_equal(
+        sw_nvme_queue_open_on(&queue, store,
+                              &(struct sw_nvme_queue_options){1, 4, RECORD_BYTES, NULL, 0, 0, 0},
+                              &sw_nvme_threads_ops, NULL),
+        0);
     assert_int_equal(sw_journal_open(&journal, folder, "cut", job->chunks, 1), 0);
     assert_int_equal(sw_homes_open(&homes, job->chunks, NULL), 0);
     char *record = aligned_alloc(RECORD_BYTES, RECORD_BYTES);

@@ -36,7 +36,7 @@ static void files_are_preallocated_and_even_over_the_folders(void **state) {
     (void)state;
     uint64_t records[30];
     for (int i = 0; i < 30; i++) records[i] = (i % 5 + 1) * (uint64_t)PAGE;
-    const struct sw_nvme_options o = {three_folders, 3, "even", records, 30, 2};
+    const struct sw_nvme_options o = {three_folders, 3, "even", records, 30, 2, NULL};
     struct sw_nvme_store *store;
     assert_int_equal(sw_nvme_open(&store, &o), 0);
     uint64_t sum = 0, low = UINT64_MAX, high = 0;
@@ -66,7 +66,8 @@ static void run_after_run_the_files_keep_name_and_size(void **state) {
     for (int run = 0; run < 4; run++) {
         const pid_t child = fork();
         if (child == 0) { /* dies without closing, as a killed run does */
-            const struct sw_nvme_options o = {three_folders, 1, "again", odd_records, CHUNKS, 2};
+            const struct sw_nvme_options o = {three_folders, 1, "again", odd_records,
+                                              CHUNKS,        2, NULL};
             struct sw_nvme_store *store;
             _exit(sw_nvme_open(&store, &o) ? 1 : 0);
         }
@@ -78,7 +79,7 @@ static void run_after_run_the_files_keep_name_and_size(void **state) {
         assert_true(first > 0 && allocated == first);
     }
     /* A smaller store of the name gives the rest back. */
-    const struct sw_nvme_options o = {three_folders, 1, "again", odd_records, 2, 1};
+    const struct sw_nvme_options o = {three_folders, 1, "again", odd_records, 2, 1, NULL};
     struct sw_nvme_store *store;
     assert_int_equal(sw_nvme_open(&store, &o), 0);
     assert_true(size_of(dir_a, "again.0.state", NULL) == 4 * PAGE);
@@ -95,7 +96,8 @@ static void a_second_process_is_refused_and_told_the_owner(void **state) {
     snprintf(owner, sizeof(owner), "process %ld", (long)getpid());
     const pid_t child = fork();
     if (child == 0) {
-        const struct sw_nvme_options o = {three_folders + 1, 1, "locked", odd_records, CHUNKS, 1};
+        const struct sw_nvme_options o = {
+            three_folders + 1, 1, "locked", odd_records, CHUNKS, 1, NULL};
         struct sw_nvme_store *s;
         _exit(sw_nvme_open(&s, &o) == 0 ? 0 : 1); /* other file name: drive 0 there, drive 1 here */
     }
@@ -103,14 +105,14 @@ static void a_second_process_is_refused_and_told_the_owner(void **state) {
     assert_true(waitpid(child, &status, 0) == child && status == 0);
     const pid_t rival = fork();
     if (rival == 0) {
-        const struct sw_nvme_options o = {three_folders, 2, "locked", odd_records, CHUNKS, 1};
+        const struct sw_nvme_options o = {three_folders, 2, "locked", odd_records, CHUNKS, 1, NULL};
         struct sw_nvme_store *s;
         const int ret = sw_nvme_open(&s, &o);
         const int named = strstr(logged, owner) || strstr(logged, "another process");
         _exit(ret == -EEXIST && named ? 0 : 1);
     }
     assert_true(waitpid(rival, &status, 0) == rival && status == 0);
-    const struct sw_nvme_options o = {three_folders, 2, "locked", odd_records, CHUNKS, 1};
+    const struct sw_nvme_options o = {three_folders, 2, "locked", odd_records, CHUNKS, 1, NULL};
     assert_int_equal(sw_nvme_open(&second, &o), -EEXIST);
     assert_true(size_of(dir_a, "locked.0.state", NULL) !=
                 UINT64_MAX); /* the owner's, still there */
@@ -120,7 +122,7 @@ static void a_second_process_is_refused_and_told_the_owner(void **state) {
 }
 
 static int open_in(const char *folder, const char *name) {
-    const struct sw_nvme_options o = {&folder, 1, name, odd_records, CHUNKS, 1};
+    const struct sw_nvme_options o = {&folder, 1, name, odd_records, CHUNKS, 1, NULL};
     struct sw_nvme_store *store = NULL;
     const int ret = sw_nvme_open(&store, &o);
     if (ret == 0) sw_nvme_close(store, 1);
@@ -137,7 +139,7 @@ static void a_folder_that_cannot_hold_the_store_is_named(void **state) {
     assert_logged("'Makefile' is not a folder");
     /* A later folder's fault takes the files made before it away again. */
     const char *folders[2] = {dir_a, "build/no/such/folder"};
-    const struct sw_nvme_options o = {folders, 2, "partly", odd_records, CHUNKS, 1};
+    const struct sw_nvme_options o = {folders, 2, "partly", odd_records, CHUNKS, 1, NULL};
     struct sw_nvme_store *store = NULL;
     assert_int_equal(sw_nvme_open(&store, &o), -ENOENT);
     assert_true(size_of(dir_a, "partly.0.state", NULL) == UINT64_MAX);
@@ -151,18 +153,18 @@ static void a_full_disk_is_an_error_at_open_with_both_numbers(void **state) {
     if (mount("none", small, "tmpfs", 0, "size=256k")) skip(); /* needs root */
     const uint64_t fits[1] = {200 * 1024}, large[2] = {200 * 1024, 100 * 1024};
     const char *folder = small, *twice[2] = {small, small};
-    struct sw_nvme_options o = {&folder, 1, "fit", fits, 1, 1};
+    struct sw_nvme_options o = {&folder, 1, "fit", fits, 1, 1, NULL};
     struct sw_nvme_store *store = NULL;
     int ret = sw_nvme_open(&store, &o);
     if (ret == 0) sw_nvme_close(store, 1);
     const int ret_fits = ret;
     forget_log();
-    o = (struct sw_nvme_options){&folder, 1, "fit", large, 2, 1};
+    o = (struct sw_nvme_options){&folder, 1, "fit", large, 2, 1, NULL};
     const int ret_large = sw_nvme_open(&store, &o);
     char log_large[512];
     snprintf(log_large, sizeof(log_large), "%.500s", logged);
     /* Two folders on one disk need their sum. */
-    o = (struct sw_nvme_options){twice, 2, "fit", large, 2, 1};
+    o = (struct sw_nvme_options){twice, 2, "fit", large, 2, 1, NULL};
     forget_log();
     const int ret_twice = sw_nvme_open(&store, &o);
     const int summed = strstr(logged, "307200 bytes") != NULL;
@@ -195,14 +197,14 @@ static void a_limit_on_file_sizes_is_an_error_and_not_a_signal(void **state) {
 }
 
 static int round_trip_in(const char *folder, struct sw_nvme_mode *mode) {
-    const struct sw_nvme_options o = {&folder, 1, "trip", odd_records, CHUNKS, 1};
+    const struct sw_nvme_options o = {&folder, 1, "trip", odd_records, CHUNKS, 1, NULL};
     struct sw_nvme_store *store;
     int ret = sw_nvme_open(&store, &o);
     if (ret) return ret;
     char *slab = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct sw_nvme_queue *w, *r;
-    ret = sw_nvme_queue_open(&w, store, 1, 4, 4 * PAGE, slab, 1 << 20);
-    if (!ret) ret = sw_nvme_queue_open(&r, store, 0, 4, 4 * PAGE, slab, 1 << 20);
+    ret = open_queue(&w, store, 1, 4, 4 * PAGE, slab, 1 << 20);
+    if (!ret) ret = open_queue(&r, store, 0, 4, 4 * PAGE, slab, 1 << 20);
     if (ret) return ret;
     for (uint32_t c = 0; c < CHUNKS && !ret; c++) {
         pattern(slab, odd_records[c], c, 0, 1);
@@ -288,7 +290,7 @@ static void a_small_limit_of_locked_memory_costs_registration_alone(void **state
 
 static void a_store_without_chunks_opens_and_closes(void **state) {
     (void)state;
-    const struct sw_nvme_options o = {three_folders, 2, "none", NULL, 0, 2};
+    const struct sw_nvme_options o = {three_folders, 2, "none", NULL, 0, 2, NULL};
     struct sw_nvme_store *store;
     assert_int_equal(sw_nvme_bytes(&o), 0);
     assert_int_equal(sw_nvme_open(&store, &o), 0);

@@ -199,7 +199,9 @@ static int round_trip(struct sw_nvme_store *store, struct sw_arena *arena,
     memset(half[1], 0, PROBE_BYTES);
     for (int write = 1; write >= 0; write--) {
         struct sw_nvme_queue *queue;
-        int ret = sw_nvme_queue_open(&queue, store, write, 4, 1u << 20, arena->base, arena->bytes);
+        int ret = sw_nvme_queue_open(
+            &queue, store,
+            &(struct sw_nvme_queue_options){write, 4, 1u << 20, arena->base, arena->bytes, 0, 0});
         if (ret < 0) return ret;
         struct sw_nvme_req req = {.buf = half[!write], .write = (uint32_t)write}, *done;
         ret = sw_nvme_submit(queue, &req);
@@ -218,7 +220,12 @@ static int probe_folder(struct doctor *d, const char *folder, struct sw_nvme_mod
     char name[64];
     snprintf(name, sizeof(name), "spillway-doctor-%ld", (long)getpid());
     const uint64_t record = PROBE_BYTES;
-    const struct sw_nvme_options options = {&folder, 1, name, &record, 1, 1};
+    const struct sw_nvme_options options = {.folders = &folder,
+                                            .folder_count = 1,
+                                            .name = name,
+                                            .record_bytes = &record,
+                                            .chunk_count = 1,
+                                            .homes = 1};
     struct sw_nvme_store *store;
     struct sw_arena arena;
     d->said_count = 0;

@@ -47,8 +47,10 @@ static void *move(void *arg) {
     const struct half *h = arg;
     char *slots = h->arena->base + (h->write ? SLOTS * RECORD_BYTES : 0);
     struct sw_nvme_queue *queue;
-    need(!sw_nvme_queue_open(&queue, h->store, h->write, SW_NVME_DEPTH_DEFAULT,
-                             SW_NVME_BLOCK_BYTES_DEFAULT, h->arena->base, h->arena->bytes),
+    need(!sw_nvme_queue_open(&queue, h->store,
+                             &(struct sw_nvme_queue_options){
+                                 h->write, SW_NVME_DEPTH_DEFAULT, SW_NVME_BLOCK_BYTES_DEFAULT,
+                                 h->arena->base, h->arena->bytes, 0, 0}),
          "opening a queue");
     struct sw_nvme_req requests[SLOTS], *done[SLOTS];
     uint32_t next = h->first, in_flight = 0;
@@ -133,7 +135,7 @@ int main(int argc, char **argv) {
     uint64_t records[CHUNKS];
     for (int i = 0; i < CHUNKS; i++) records[i] = RECORD_BYTES;
     const char *const folder = argv[1];
-    const struct sw_nvme_options options = {&folder, 1, "bench", records, CHUNKS, 1};
+    const struct sw_nvme_options options = {&folder, 1, "bench", records, CHUNKS, 1, NULL};
     struct sw_nvme_store *store;
     struct sw_arena arena;
     need(!sw_nvme_open(&store, &options), "opening the store");
