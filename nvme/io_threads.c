@@ -89,7 +89,7 @@ static int threads_open(void **out, const struct sw_nvme_setup *setup, struct sw
         threads_close(io);
         return ret;
     }
-    mode->io_uring = mode->fixed_files = mode->fixed_buffers = 0;
+    *mode = (struct sw_nvme_mode){0};
     *out = io;
     return 0;
 }

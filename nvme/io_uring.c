@@ -1,8 +1,8 @@
 /* nvme/io_uring.c - the ring back end: batched submission, registered files and buffers.
  *
  * A feature that the kernel or the container refuses is left out alone and said once; only a ring
- * that cannot be made at all sends the queue to the threads. Polling by a kernel thread is never
- * used: on a machine with few cores it starves what it serves. */
+ * that cannot be made, or through which nothing comes back, sends the queue to the threads. Polling
+ * is used only where it is asked for: on a machine with few cores it starves what it serves. */
 #include "nvme/nvme_internal.h"
 
 #include <assert.h>
@@ -19,6 +19,7 @@
 
 #define PIECE_BYTES (1ull << 30) /* the kernel's limit for one registered buffer */
 #define PIECES_MAX  1024u        /* older kernels' limit for one registration */
+#define SQPOLL_IDLE 20u          /* ms without work until the kernel's thread sleeps */
 
 struct ring_io {
     struct io_uring ring;
@@ -93,15 +94,93 @@ static void ring_close(void *arg) {
     free(io);
 }
 
+static int transient(int ret) {
+    return ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
+}
+
+/* One request through the ring and back: its result, or the ring's error. */
+static int round_trip(struct io_uring *ring) {
+    struct io_uring_cqe *cqe;
+    int ret = 0;
+    for (int attempt = 0; attempt < 16; attempt++) {
+        ret = io_uring_submit_and_wait(ring, 1);
+        if (ret >= 0 || !transient(ret)) break;
+        pause_ms(1);
+    }
+    if (ret < 0) return ret;
+    ret = io_uring_peek_cqe(ring, &cqe);
+    if (ret < 0) return ret;
+    ret = cqe->res;
+    io_uring_cqe_seen(ring, cqe);
+    return ret;
+}
+
+/* A ring may be made and yet refuse to be entered, or to poll a drive: so something goes round. */
+static int try_ring(struct io_uring *ring, const struct sw_nvme_setup *setup) {
+    if (!(ring->flags & IORING_SETUP_IOPOLL)) {
+        io_uring_prep_nop(io_uring_get_sqe(ring));
+        return round_trip(ring);
+    }
+    void *page = NULL;
+    if (posix_memalign(&page, SW_NVME_ALIGN_BYTES, SW_NVME_ALIGN_BYTES)) return -ENOMEM;
+    int ret = 0;
+    for (uint32_t i = 0; i < setup->fd_count && ret >= 0; i++) {
+        io_uring_prep_read(io_uring_get_sqe(ring), setup->fds[i], page, SW_NVME_ALIGN_BYTES, 0);
+        ret = round_trip(ring);
+    }
+    free(page);
+    return ret;
+}
+
+/* A ring of which it is known that it works, with exactly these features. 0 or -errno. */
+static int make_ring(struct io_uring *ring, const struct sw_nvme_setup *setup, unsigned polling) {
+    struct io_uring_params params = {.flags = polling, .sq_thread_idle = SQPOLL_IDLE};
+    if (!(polling & IORING_SETUP_SQPOLL)) params.flags |= IORING_SETUP_COOP_TASKRUN;
+    int ret = io_uring_queue_init_params(setup->entries, ring, &params);
+    if (ret == -EINVAL) { /* before 5.19 */
+        params = (struct io_uring_params){.flags = polling, .sq_thread_idle = SQPOLL_IDLE};
+        ret = io_uring_queue_init_params(setup->entries, ring, &params);
+    }
+    if (ret < 0) return ret;
+    ret = try_ring(ring, setup);
+    if (ret >= 0) return 0;
+    io_uring_queue_exit(ring);
+    return ret;
+}
+
+/* The ring with as much of the polling that was asked for as works here. */
+static int choose_ring(struct ring_io *io, const struct sw_nvme_setup *setup) {
+    static atomic_int said_iopoll, said_sqpoll, said_ring;
+    unsigned polling = (setup->sqpoll ? IORING_SETUP_SQPOLL : 0) |
+                       (setup->iopoll && setup->direct ? IORING_SETUP_IOPOLL : 0);
+    if (setup->iopoll && !setup->direct && !atomic_exchange(&said_iopoll, 1))
+        sw_warning("nvme: completions are not polled for: that needs direct I/O");
+    for (;;) {
+        const int ret = make_ring(&io->ring, setup, polling);
+        if (ret == 0) return 0;
+        if (polling & IORING_SETUP_IOPOLL) {
+            polling &= ~IORING_SETUP_IOPOLL;
+            if (!atomic_exchange(&said_iopoll, 1))
+                sw_warning("nvme: completions are not polled for (%s): the drive or its driver has "
+                           "no queues for that (nvme.poll_queues); going on with interrupts",
+                           strerror(-ret));
+        } else if (polling & IORING_SETUP_SQPOLL) {
+            polling &= ~IORING_SETUP_SQPOLL;
+            if (!atomic_exchange(&said_sqpoll, 1))
+                sw_warning("nvme: no kernel thread submits (%s); going on without", refusal(ret));
+        } else {
+            if (!atomic_exchange(&said_ring, 1))
+                sw_warning("nvme: no io_uring (%s); going on with threads", refusal(ret));
+            return ret;
+        }
+    }
+}
+
 static int ring_open(void **out, const struct sw_nvme_setup *setup, struct sw_nvme_mode *mode) {
     struct ring_io *io = calloc(1, sizeof(*io));
     if (!io) return -ENOMEM;
-    int ret = io_uring_queue_init(setup->entries, &io->ring, IORING_SETUP_COOP_TASKRUN);
-    if (ret == -EINVAL) ret = io_uring_queue_init(setup->entries, &io->ring, 0); /* before 5.19 */
+    int ret = choose_ring(io, setup);
     if (ret < 0) {
-        static atomic_int said;
-        if (!atomic_exchange(&said, 1))
-            sw_warning("nvme: no io_uring (%s); going on with threads", refusal(ret));
         free(io);
         return ret;
     }
@@ -115,7 +194,7 @@ static int ring_open(void **out, const struct sw_nvme_setup *setup, struct sw_nv
         if (!atomic_exchange(&said, 1))
             sw_warning(
                 "nvme: files are not registered with io_uring (%s); going on with plain ones",
-                strerror(-ret));
+                refusal(ret));
     }
     if (io->bytes) {
         ret = register_buffers(io);
@@ -125,6 +204,8 @@ static int ring_open(void **out, const struct sw_nvme_setup *setup, struct sw_nv
     mode->io_uring = 1;
     mode->fixed_files = io->fixed_files;
     mode->fixed_buffers = io->fixed_buffers;
+    mode->sqpoll = (io->ring.flags & IORING_SETUP_SQPOLL) != 0;
+    mode->iopoll = (io->ring.flags & IORING_SETUP_IOPOLL) != 0;
     *out = io;
     return 0;
 }
@@ -177,8 +258,7 @@ static int ring_wait(void *arg, struct sw_nvme_done *done, uint32_t max, int blo
             io->in_flight--;
         }
         /* The kernel could not take the batch now; its entries stay queued for the next attempt. */
-        const int later = ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
-        if (ret < 0 && !later) return ret;
+        if (ret < 0 && !transient(ret)) return ret;
         if (n || !block) return (int)n;
         if (ret >= 0 || ret == -EINTR) continue;
         if (++attempt > SW_NVME_RETRIES_MAX) return ret;

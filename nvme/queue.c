@@ -184,7 +184,7 @@ static void issue(struct sw_nvme_queue *q) {
 }
 
 static int transient(int result) {
-    return result == -EINTR || result == -EAGAIN;
+    return result == -EINTR || result == -EAGAIN || result == -EBUSY;
 }
 
 /* Tries a block again that made no progress. A refusal that persists deserves some patience. */

@@ -1,9 +1,10 @@
 /* nvme/store.c - the files of a store: one per folder, laid out, locked and preallocated at open.
  *
- * Chunks go to the folder with the fewest bytes so far, which is round robin for equal records and
- * stays even for unequal ones. A file holds home 0 of all its chunks, then home 1 of all of them,
- * in the order of the chunks, without any header: it can be named FOLDER/NAME.DRIVE.state, found
- * after a crash, and taken over by the next store of that name. */
+ * Chunks go to the folder with the fewest bytes so far, for its share, which is round robin for
+ * equal records and equal shares and stays even for unequal ones. A file holds home 0 of all its
+ * chunks, then home 1 of all of them, in the order of the chunks, without any header: it can be
+ * named FOLDER/NAME.DRIVE.state, found after a crash, and taken over by the next store of that
+ * name. */
 #include "nvme/nvme_internal.h"
 
 #include <assert.h>
@@ -25,19 +26,20 @@
 
 enum { LOCK_TRIES = 20, LOCK_PAUSE_NS = 50000000 }; /* a second in all */
 
-/* The folder with the fewest bytes for its share takes the next chunk; the first of equals. */
-static uint32_t least_filled(const struct sw_nvme_options *o, const uint64_t *file_bytes) {
-    uint32_t least = 0;
+/* The folder that, with this record too, has the fewest bytes for its share; the first of equals.
+ */
+static uint32_t folder_for(const struct sw_nvme_options *o, const uint64_t *file_bytes,
+                           uint64_t record_bytes) {
+    uint32_t best = 0;
     for (uint32_t f = 1; f < o->folder_count; f++) {
         const uint64_t share = o->shares ? o->shares[f] : 1;
-        const uint64_t share_of_least = o->shares ? o->shares[least] : 1;
-        /* Compared across, so that no rounding decides; 2^32 times a store's bytes needs 128 bits.
-         */
-        if ((unsigned __int128)file_bytes[f] * share_of_least <
-            (unsigned __int128)file_bytes[least] * share)
-            least = f;
+        const uint64_t share_of_best = o->shares ? o->shares[best] : 1;
+        /* Multiplied crosswise, so that no rounding decides. */
+        if ((unsigned __int128)(file_bytes[f] + record_bytes) * share_of_best <
+            (unsigned __int128)(file_bytes[best] + record_bytes) * share)
+            best = f;
     }
-    return least;
+    return best;
 }
 
 /* Fills places (unless NULL) and the bytes of one home per folder. */
@@ -45,7 +47,7 @@ static void lay_out(const struct sw_nvme_options *o, struct sw_nvme_place *place
                     uint64_t *file_bytes) {
     memset(file_bytes, 0, o->folder_count * sizeof(*file_bytes));
     for (uint32_t c = 0; c < o->chunk_count; c++) {
-        const uint32_t file = least_filled(o, file_bytes);
+        const uint32_t file = folder_for(o, file_bytes, o->record_bytes[c]);
         assert(o->record_bytes[c] > 0 && o->record_bytes[c] % SW_NVME_ALIGN_BYTES == 0);
         if (places) places[c] = (struct sw_nvme_place){file_bytes[file], o->record_bytes[c], file};
         file_bytes[file] += o->record_bytes[c];
