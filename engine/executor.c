@@ -82,14 +82,17 @@ static void lane_advance(struct lane *lane) {
 
 /* Waits until the lane has done (submitted) `count` tasks. 0, or the error that aborted. */
 static int lane_wait(struct lane *lane, uint64_t count) {
-    if (atomic_load(&lane->count) >= count) return error_of(lane->ex);
+    struct sw_executor *ex = lane->ex;
+    if (atomic_load(&lane->count) >= count) return error_of(ex);
+    if (ex->ops.waits) ex->ops.waits(ex->ctx, lane->id, 1);
     pthread_mutex_lock(&lane->lock);
     lane->waiters++;
-    while (atomic_load(&lane->count) < count && !error_of(lane->ex))
+    while (atomic_load(&lane->count) < count && !error_of(ex))
         pthread_cond_wait(&lane->changed, &lane->lock);
     lane->waiters--;
     pthread_mutex_unlock(&lane->lock);
-    return error_of(lane->ex);
+    if (ex->ops.waits) ex->ops.waits(ex->ctx, lane->id, 0);
+    return error_of(ex);
 }
 
 static uint64_t dep_count(const struct sw_run *run, const struct sw_dep *dep) {

@@ -36,6 +36,9 @@ struct sw_executor_ops {
     int (*start)(void *ctx, struct sw_run *run, const struct sw_task *task);
     /* Waits for at least one started task of the lane; the count that completed, in order. */
     int (*finish)(void *ctx, enum sw_lane lane, uint32_t max);
+    /* A lane begins (1) or ends (0) to wait for a task of `other`, from its thread. NULL: unasked.
+     */
+    void (*waits)(void *ctx, enum sw_lane other, int begins);
     /* After each task, from its lane's thread. */
     void (*done)(void *ctx, struct sw_run *run, const struct sw_task *task);
 };

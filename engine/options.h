@@ -39,6 +39,7 @@ struct sw_train_options {
     int device_threads;   /* of the host device's operators; 0: likewise */
     const char *nvme[SW_NVME_FOLDERS_MAX];
     uint32_t nvme_count; /* 0: the store lies in the output folder */
+    int sqpoll, iopoll;  /* as in struct sw_nvme_queue_options */
 
     uint64_t save_every, eval_every; /* steps; 0: never in between */
     const char *log, *trace;         /* NULL: none */

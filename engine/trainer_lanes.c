@@ -551,5 +551,14 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
     sw_executor_nudge(t->executor);
 }
 
-const struct sw_executor_ops sw_trainer_lanes = {
-    .run = run_task, .start = start_task, .finish = finish_tasks, .done = task_done};
+/* The drives serve what somebody waits for. */
+static void lane_waits(void *ctx, enum sw_lane other, int begins) {
+    const struct sw_trainer *t = ctx;
+    if (other == SW_LANE_NVME_READ && t->store) sw_nvme_reads_first(t->store, begins);
+}
+
+const struct sw_executor_ops sw_trainer_lanes = {.run = run_task,
+                                                 .start = start_task,
+                                                 .finish = finish_tasks,
+                                                 .waits = lane_waits,
+                                                 .done = task_done};

@@ -61,10 +61,10 @@ static void write_identity(const struct sw_trainer *t, char *out, uint32_t out_s
 static void describe_store(struct sw_trainer *t) {
     struct sw_nvme_mode mode;
     sw_nvme_queue_mode(t->writer ? t->writer : t->idle[1], &mode);
-    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files",
+    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files%s%s",
              mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
-             mode.fixed_buffers ? "registered" : "plain",
-             mode.fixed_files ? "registered" : "plain");
+             mode.fixed_buffers ? "registered" : "plain", mode.fixed_files ? "registered" : "plain",
+             mode.sqpoll ? ", SQPOLL" : "", mode.iopoll ? ", IOPOLL" : "");
 }
 
 static int open_files(struct sw_trainer *t) {
@@ -99,8 +99,11 @@ int sw_trainer_open_store(struct sw_trainer *t) {
     for (int write = 0; write < 2 && ret == 0; write++) {
         const struct sw_nvme_queue_options idle = {
             .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
-        const struct sw_nvme_queue_options lane = {
-            .write = (uint32_t)write, .base = t->chunk_slots, .bytes = slots};
+        const struct sw_nvme_queue_options lane = {.write = (uint32_t)write,
+                                                   .base = t->chunk_slots,
+                                                   .bytes = slots,
+                                                   .sqpoll = (uint32_t)t->options.sqpoll,
+                                                   .iopoll = (uint32_t)t->options.iopoll};
         ret = sw_nvme_queue_open(&t->idle[write], t->store, &idle);
         if (ret == 0 && on_nvme)
             ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, &lane);

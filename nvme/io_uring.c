@@ -7,12 +7,16 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <liburing.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -98,38 +102,70 @@ static int transient(int ret) {
     return ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
 }
 
-/* One request through the ring and back: its result, or the ring's error. */
+/* One request through the ring and back: its result, the ring's error, or -ETIME: it has not come
+ * back, and its buffer is the kernel's for ever. */
 static int round_trip(struct io_uring *ring) {
     struct io_uring_cqe *cqe;
-    int ret = 0;
-    for (int attempt = 0; attempt < 16; attempt++) {
+    int submitted = 0, ret = 0;
+    for (int attempt = 0; attempt < 1000; attempt++) {
         ret = io_uring_submit_and_wait(ring, 1);
-        if (ret >= 0 || !transient(ret)) break;
-        pause_ms(1);
+        if (ret < 0 && !transient(ret)) return submitted ? -ETIME : ret;
+        if (ret < 0 && !submitted && attempt == 16) return ret;
+        if (ret > 0) submitted = 1;
+        if (io_uring_peek_cqe(ring, &cqe) == 0) {
+            ret = cqe->res;
+            io_uring_cqe_seen(ring, cqe);
+            return ret;
+        }
+        pause_ms(1); /* entered to no effect: refused for now, or a poll that found nothing */
     }
-    if (ret < 0) return ret;
-    ret = io_uring_peek_cqe(ring, &cqe);
-    if (ret < 0) return ret;
-    ret = cqe->res;
-    io_uring_cqe_seen(ring, cqe);
+    return -ETIME;
+}
+
+/* One block that lies on the drive of an open file: a file without a name in its folder. Space that
+ * is only reserved would be read without the drive. The new descriptor or -errno. */
+static int scratch_beside(int fd, void *page) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    const ssize_t length = readlink(link, path, sizeof(path) - 1);
+    if (length <= 0) return -ENOENT;
+    path[length] = 0;
+    char *slash = strrchr(path, '/');
+    if (!slash) return -ENOENT;
+    *slash = 0;
+    const int scratch = open(path, O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600);
+    if (scratch < 0) return -errno;
+    if (pwrite(scratch, page, SW_NVME_ALIGN_BYTES, 0) == SW_NVME_ALIGN_BYTES && !fsync(scratch))
+        return scratch;
+    close(scratch);
+    return -EIO;
+}
+
+/* Reads a block of every drive, polling for it. */
+static int try_polling(struct io_uring *ring, const struct sw_nvme_setup *setup) {
+    void *page = NULL;
+    if (posix_memalign(&page, SW_NVME_ALIGN_BYTES, SW_NVME_ALIGN_BYTES)) return -ENOMEM;
+    memset(page, 0, SW_NVME_ALIGN_BYTES);
+    int ret = 0;
+    for (uint32_t i = 0; i < setup->fd_count && ret >= 0; i++) {
+        const int scratch = scratch_beside(setup->fds[i], page);
+        if (scratch < 0) {
+            ret = scratch;
+            break;
+        }
+        io_uring_prep_read(io_uring_get_sqe(ring), scratch, page, SW_NVME_ALIGN_BYTES, 0);
+        ret = round_trip(ring);
+        close(scratch);
+    }
+    if (ret != -ETIME) free(page);
     return ret;
 }
 
 /* A ring may be made and yet refuse to be entered, or to poll a drive: so something goes round. */
 static int try_ring(struct io_uring *ring, const struct sw_nvme_setup *setup) {
-    if (!(ring->flags & IORING_SETUP_IOPOLL)) {
-        io_uring_prep_nop(io_uring_get_sqe(ring));
-        return round_trip(ring);
-    }
-    void *page = NULL;
-    if (posix_memalign(&page, SW_NVME_ALIGN_BYTES, SW_NVME_ALIGN_BYTES)) return -ENOMEM;
-    int ret = 0;
-    for (uint32_t i = 0; i < setup->fd_count && ret >= 0; i++) {
-        io_uring_prep_read(io_uring_get_sqe(ring), setup->fds[i], page, SW_NVME_ALIGN_BYTES, 0);
-        ret = round_trip(ring);
-    }
-    free(page);
-    return ret;
+    if (ring->flags & IORING_SETUP_IOPOLL) return try_polling(ring, setup);
+    io_uring_prep_nop(io_uring_get_sqe(ring));
+    return round_trip(ring);
 }
 
 /* A ring of which it is known that it works, with exactly these features. 0 or -errno. */

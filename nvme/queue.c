@@ -127,8 +127,24 @@ static void release(struct sw_nvme_queue *q, struct slot *slot) {
     slot->req = NULL;
 }
 
+static int transient(int result) {
+    return result == -EINTR || result == -EAGAIN || result == -EBUSY;
+}
+
+/* Tries a block again that made no progress. A refusal that persists deserves some patience. */
+static int retry(struct slot *slot) {
+    if (++slot->tries > SW_NVME_RETRIES_MAX) return 0;
+    if (slot->tries > SW_NVME_RETRIES_MAX / 4) {
+        const struct timespec wait = {0, 5000000L};
+        nanosleep(&wait, NULL);
+    }
+    return 1;
+}
+
 static void start(struct sw_nvme_queue *q, struct slot *slot) {
-    const int ret = q->ops->start(q->io, &slot->block);
+    int ret;
+    do ret = q->ops->start(q->io, &slot->block);
+    while (transient(ret) && retry(slot));
     if (ret == 0) return;
     fail(q, slot->req, &slot->block, ret, NULL);
     release(q, slot);
@@ -181,20 +197,6 @@ static void issue(struct sw_nvme_queue *q) {
             start(q, slot);
         }
     }
-}
-
-static int transient(int result) {
-    return result == -EINTR || result == -EAGAIN || result == -EBUSY;
-}
-
-/* Tries a block again that made no progress. A refusal that persists deserves some patience. */
-static int retry(struct slot *slot) {
-    if (++slot->tries > SW_NVME_RETRIES_MAX) return 0;
-    if (slot->tries > SW_NVME_RETRIES_MAX / 4) {
-        const struct timespec wait = {0, 5000000L};
-        nanosleep(&wait, NULL);
-    }
-    return 1;
 }
 
 /* Judges one completion. The slot is started again, or released. */

@@ -342,6 +342,8 @@ def contradictory_options():
         refused(tmp, 2, ["--overlap backward", "--clip 0"], "--overlap", "backward")
         refused(tmp, 2, ["--nvme", "--optimizer nvme"], "--nvme", tmp)
         refused(tmp, 2, ["--write-budget", "--optimizer nvme"], "--write-budget", "1G")
+        refused(tmp, 2, ["--sqpoll", "--optimizer nvme"], "--sqpoll")
+        refused(tmp, 2, ["--iopoll", "--optimizer nvme"], "--iopoll")
         refused(tmp, 2, ["--keep-store", "--commit-every 0"], "--keep-store", "--commit-every", "0")
         refused(tmp, 2, ["--resume", "--restart"], "--resume", "--restart")
         refused(tmp, 2, ["--eval-every", "--val"], "--eval-every", "1")

@@ -25,6 +25,7 @@ struct watch {
     int fail_kind;    /* a task of this kind fails in turn fail_turn; -1: none */
     uint64_t fail_turn;
     unsigned seed[SW_LANE_COUNT];
+    atomic_int waiting[SW_LANE_COUNT], waits[SW_LANE_COUNT]; /* for a lane: now, and in all */
 };
 
 static void no_adam(const struct sw_device_adam_step *step,
@@ -89,8 +90,15 @@ static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
     atomic_fetch_add(&w->runs, 1);
 }
 
+static void on_waits(void *ctx, enum sw_lane other, int begins) {
+    struct watch *w = ctx;
+    if (begins) atomic_fetch_add(&w->waits[other], 1);
+    if (atomic_fetch_add(&w->waiting[other], begins ? 1 : -1) < (begins ? 0 : 1))
+        atomic_fetch_add(&w->violations, 1);
+}
+
 static const struct sw_executor_ops ops = {
-    .run = on_run, .start = on_start, .finish = on_finish, .done = on_done};
+    .run = on_run, .start = on_start, .finish = on_finish, .waits = on_waits, .done = on_done};
 
 struct setup {
     struct sw_placement placement;
@@ -181,6 +189,11 @@ static void tasks_start_after_what_they_wait_for(void **state) {
                                   (TURNS - 2) * s.steady.task_count + s.drain.task_count;
             assert_int_equal(atomic_load(&s.watch->runs), want);
             assert_int_equal(atomic_load(&s.watch->violations), 0);
+            for (int lane = 0; lane < SW_LANE_COUNT; lane++)
+                assert_int_equal(atomic_load(&s.watch->waiting[lane]), 0);
+            /* Random pauses make somebody wait for a read in some of the turns. */
+            if (tier == SW_TIER_NVME)
+                assert_true(atomic_load(&s.watch->waits[SW_LANE_NVME_READ]) > 0);
             close_setup(&s);
         }
 }

@@ -127,7 +127,10 @@ static const struct sw_option options_table[] = {
     {"nvme", .section = "Placement", .value = "DIR[,DIR...]", .kind = SW_OPTION_LIST, FIELD(nvme),
      .count_offset = offsetof(struct sw_train_options, nvme_count), .fallback = "the output folder",
      .help = "folders of the store, one per drive"},
-
+    {"sqpoll", .section = "Placement", FLAG(sqpoll),
+     .help = "a kernel thread submits the store's I/O (io_uring SQPOLL): takes cores"},
+    {"iopoll", .section = "Placement", FLAG(iopoll),
+     .help = "poll for the store's completions (io_uring IOPOLL): takes cores"},
     {"write-budget", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
      FIELD(write_budget_bytes), .min = 0, .max = 1e18, .fallback = "0",
      .help = "warn when the run has written this much to the drives (they wear); 0: never"},
@@ -169,6 +172,8 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     const int store = o->optimizer == SW_TIER_NVME || commits || o->resume;
     if (o->nvme_count > 0 && !store)
         return contradiction("--nvme has no effect without --optimizer nvme or commits");
+    if ((o->sqpoll || o->iopoll) && o->optimizer != SW_TIER_NVME)
+        return contradiction("--sqpoll and --iopoll have no effect without --optimizer nvme");
     if (o->write_budget_bytes > 0 && !store)
         return contradiction("--write-budget has no effect without --optimizer nvme or commits");
     if (o->eval_every > 0 && !o->val)
