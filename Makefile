@@ -132,6 +132,11 @@ $(O)/tests/preload/%.so: tests/preload/%.c Makefile
 $(O)/tests/bench/%: $(O)/tests/bench/%.c.o $(O)/libspillway.a
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) $(libs) -o $@
+# The whole program, with some of its tasks ending at once.
+$(O)/tests/bench/null_lanes: $(O)/tests/bench/null_lanes.c.o $(tool_objs) $(O)/libspillway.a
+	@echo "  LINK  $@"
+	$(Q)$(CXX) $(common) $^ -Wl,--wrap=sw_executor_open,--wrap=sw_adam_update \
+	  $(libs) -o $@
 bench-tools: $(bench_tools)
 
 # The CPU Adam is usable on its own: this one links with nothing but base/.

@@ -14,6 +14,8 @@ traces:
   compute, update  the serial step's compute time, and the span of its update phase
   bound of forward design's: backward + max(forward, what the update needs beyond what its slots
                    hold)
+  bound of backward  the larger of two steps of the same program: with the tasks of compute and Adam
+                   ending at once, and with those of NVMe (null_lanes.c; make bench-tools)
   together         time with a compute and an NVMe task running at the same instant, over the busy
                    time of the shorter one
 
@@ -33,6 +35,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import support as t  # noqa: E402
 
 SEQ_STEP = 8
+NULL_LANES = f"{t.ROOT}/build/release/tests/bench/null_lanes"
 
 
 def limit_drive(rate):
@@ -84,14 +87,17 @@ def common(a, b):
 class Trained:
     commit_every = 1
 
-    def __init__(self, tmp, model, mode, seq_len, steps, name):
+    def __init__(self, tmp, model, mode, seq_len, steps, name, without=None):
         log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
+        other = {"program": NULL_LANES, "env": {"NULL_LANES": without}} if without else {}
         run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
                       1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len,
                       "--commit-every", self.commit_every, "--log", log, "--trace", trace,
-                      model=model, timeout_s=1800)
-        t.equal(run.rc, 0, name, run)
+                      model=model, timeout_s=1800, **other)
+        # A run whose tasks did nothing may find so when it saves.
+        t.equal(run.rc if not without else 0, 0, name, run)
         self.steps = t.read_log(log)[0][1:]
+        t.equal(len(self.steps), steps - 1, f"{name}: steps", run)
         with open(trace, encoding="utf-8") as file:
             self.events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
         self.step_s = statistics.median(s["step_s"] for s in self.steps)
@@ -151,7 +157,7 @@ def main():
     if args.drive_limit:
         limit_drive(args.drive_limit)
     modes = ("none", "forward", "backward")
-    runs = {mode: [] for mode in modes}
+    runs, bounds, ratios = {mode: [] for mode in modes}, [], []
     with t.folder("bench-") as tmp:
         model = tmp + "/model"
         t.spillway("init", "--config", "tests/bench/model200m.json", "--seed", 1, "--out", model,
@@ -163,6 +169,13 @@ def main():
                 runs[mode].append(Trained(tmp, model, mode, seq_len, args.steps, f"{mode}-{i}"))
                 print(f"round {i + 1}: {mode} {runs[mode][-1].step_s:.2f} s/step", file=sys.stderr,
                       flush=True)
+            alone = {lanes: Trained(tmp, model, "backward", seq_len, args.steps, f"no-{lanes}-{i}",
+                                    lanes).step_s for lanes in ("cpu", "nvme")}
+            bounds.append(max(alone.values()))
+            ratios.append(runs["backward"][-1].step_s / bounds[-1])
+            print(f"round {i + 1}: backward {ratios[-1]:.3f} of its bound; NVMe alone "
+                  f"{alone['cpu']:.2f}, CPU alone {alone['nvme']:.2f} s/step", file=sys.stderr,
+                  flush=True)
     median = {mode: statistics.median(r.step_s for r in runs[mode]) for mode in modes}
     forward = statistics.median(r.kinds_s("forward") for r in runs["none"])
     backward = statistics.median(r.kinds_s("backward") for r in runs["none"])
@@ -175,6 +188,8 @@ def main():
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
         "backward_over_none": round(median["backward"] / median["none"], 3),
+        "backward_bound_s": round(statistics.median(bounds), 3),
+        "backward_over_bound": round(statistics.median(ratios), 3),
         "forward_bound_s": round(bound, 3),
         "forward_over_bound": round(median["forward"] / bound, 3),
         "together_backward": round(statistics.median(r.together() for r in runs["backward"]), 3),
