@@ -341,7 +341,7 @@ static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
     chunk.grad = t->host_grads[task->unit] + placed->first * grad_bytes;
     chunk.weight = emit_slot(t, run, task);
     const int threads = sw_team_place(t->team, state, placed->record_bytes);
-    struct sw_adam_extra extra = {.checksum = task->slot >= 0 && t->input.homes == 2};
+    struct sw_adam_extra extra = {.checksum = task->slot >= 0};
     sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
     if (!extra.checksum) return 0;
     t->chunks[task->chunk].fresh_checksum = extra.checksum_after;
@@ -472,7 +472,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     struct sw_trainer *t = ctx;
     const int write = task->kind == SW_TASK_WRITE;
     const struct sw_chunk *chunk = chunk_of(t, task);
-    const struct step_record *record = record_of(t, run, task);
+    struct step_record *record = record_of(t, run, task);
     char *slot = chunk_slot(t, run, task);
     *bytes_of(run, task) = 0;
     if (is_cancelled(run, task)) return 1;
@@ -487,7 +487,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
     }
     struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];
     *req = (struct sw_nvme_req){
-        .buf = slot, .chunk = task->chunk, .home = home, .write = (uint32_t)write};
+        .buf = slot, .chunk = task->chunk, .home = home, .write = (uint32_t)write, .user = record};
     *bytes_of(run, task) = chunk->record_bytes;
     if (write) atomic_fetch_add(&t->written_bytes, chunk->record_bytes);
     return sw_nvme_submit(write ? t->writer : t->reader, req);
@@ -501,8 +501,10 @@ static int finish_tasks(void *ctx, enum sw_lane lane, uint32_t max) {
     for (int i = 0; i < count; i++)
         if (done[i]->result < 0) {
             const struct sw_chunk *chunk = &t->placement.chunks[done[i]->chunk];
-            sw_error("the state of %s, elements %llu to %llu, could not be %s: %s",
-                     t->model.units[chunk->unit].name, (unsigned long long)chunk->first,
+            const struct step_record *record = done[i]->user;
+            sw_error("step %llu: the state of %s, elements %llu to %llu, could not be %s: %s",
+                     (unsigned long long)record->step, t->model.units[chunk->unit].name,
+                     (unsigned long long)chunk->first,
                      (unsigned long long)(chunk->first + chunk->count - 1),
                      done[i]->write ? "written" : "read", strerror(-done[i]->result));
             return done[i]->result;

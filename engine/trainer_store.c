@@ -12,6 +12,7 @@
 #include <string.h>
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "engine/drives.h"
 #include "engine/output.h"
 
 enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
@@ -61,27 +62,47 @@ static void write_identity(const struct sw_trainer *t, char *out, uint32_t out_s
 static void describe_store(struct sw_trainer *t) {
     struct sw_nvme_mode mode;
     sw_nvme_queue_mode(t->writer ? t->writer : t->idle[1], &mode);
-    snprintf(t->store_mode, sizeof(t->store_mode), "%s, %s, %s buffers, %s files%s%s",
+    snprintf(t->store_mode, sizeof(t->store_mode),
+             "%s, %s, %s buffers, %s files, %u blocks of %u KiB in flight%s%s",
              mode.io_uring ? "io_uring" : "pread/pwrite", mode.direct ? "O_DIRECT" : "page cache",
              mode.fixed_buffers ? "registered" : "plain", mode.fixed_files ? "registered" : "plain",
-             mode.sqpoll ? ", SQPOLL" : "", mode.iopoll ? ", IOPOLL" : "");
+             mode.depth, mode.block_bytes >> 10, mode.sqpoll ? ", SQPOLL" : "",
+             mode.iopoll ? ", IOPOLL" : "");
 }
 
-static int open_files(struct sw_trainer *t) {
+/* How the drives are used; their shares become part of what the store is. */
+static int choose_drives(struct sw_trainer *t, const char *const *folders, uint32_t count,
+                         struct sw_drives *drives) {
+    static const char name[] = "stripes";
+    const char *stripes =
+        t->resuming ? sw_commit_value(t->resumed.identity, name, (int)strlen(name)) : NULL;
+    const int ret = sw_drives_choose(drives, folders, count, stripes);
+    if (ret < 0 || !drives->striped) return ret;
+    char text[SW_NVME_FOLDERS_MAX * 11 + 1];
+    sw_drives_stripes(drives, count, text, sizeof(text));
+    const size_t used = strlen(t->identity);
+    snprintf(t->identity + used, sizeof(t->identity) - used, "%s=%s\n", name, text);
+    return 0;
+}
+
+static int open_files(struct sw_trainer *t, struct sw_drives *drives) {
     const struct sw_placement *p = &t->placement;
     uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
     if (!bytes) return -ENOMEM;
     for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
     const char *const *folders = t->options.nvme_count ? t->options.nvme : &t->options.out;
+    const uint32_t folder_count = t->options.nvme_count ? t->options.nvme_count : 1;
+    int ret = choose_drives(t, folders, folder_count, drives);
     const struct sw_nvme_options options = {
         .folders = folders,
-        .folder_count = t->options.nvme_count ? t->options.nvme_count : 1,
+        .folder_count = folder_count,
         .name = SW_STORE_NAME,
         .record_bytes = bytes,
         .chunk_count = p->chunk_count,
         .homes = t->input.homes,
+        .shares = drives->striped ? drives->shares : NULL,
     };
-    const int ret = sw_nvme_open(&t->store, &options);
+    if (ret == 0) ret = sw_nvme_open(&t->store, &options);
     free(bytes);
     return ret;
 }
@@ -90,7 +111,8 @@ int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     const int on_nvme = t->options.optimizer == SW_TIER_NVME;
     if (t->input.homes == 0) return 0;
-    int ret = open_files(t);
+    struct sw_drives drives;
+    int ret = open_files(t, &drives);
     if (ret == 0 && t->input.homes == 2)
         ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
                               p->chunk_count, !t->resuming);
@@ -100,6 +122,8 @@ int sw_trainer_open_store(struct sw_trainer *t) {
         const struct sw_nvme_queue_options idle = {
             .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
         const struct sw_nvme_queue_options lane = {.write = (uint32_t)write,
+                                                   .depth = drives.depth,
+                                                   .block_bytes = drives.block_bytes,
                                                    .base = t->chunk_slots,
                                                    .bytes = slots,
                                                    .sqpoll = (uint32_t)t->options.sqpoll,
@@ -113,8 +137,10 @@ int sw_trainer_open_store(struct sw_trainer *t) {
 }
 
 void sw_trainer_close_store(struct sw_trainer *t) {
-    /* What a commit names is kept until the run has ended well. */
-    const int keep = t->committed_step != SW_NO_COMMIT && (!t->finished || t->options.keep_store);
+    /* What a commit names is kept until the run has ended well; also where it could not be read
+     * back, and this run never came to a commit of its own. */
+    const int committed = t->committed_step != SW_NO_COMMIT || t->resuming;
+    const int keep = committed && (!t->finished || t->options.keep_store);
     sw_nvme_queue_close(t->reader);
     sw_nvme_queue_close(t->writer);
     sw_nvme_queue_close(t->idle[0]);
@@ -140,10 +166,21 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
              t->options.model, t->options.out, (unsigned long long)step,
              (unsigned long long)t->options.steps);
     const int ret = sw_homes_commit(&t->homes, t->store, t->journal, &commit);
-    if (ret < 0) return ret;
+    if (ret < 0) {
+        char last[32] = "nothing";
+        if (t->committed_step != SW_NO_COMMIT)
+            snprintf(last, sizeof(last), "step %llu", (unsigned long long)t->committed_step);
+        sw_error("step %llu: its commit failed: %s; committed before: %s", (unsigned long long)step,
+                 strerror(-ret), last);
+        return ret;
+    }
     t->committed_step = step;
     atomic_fetch_add(&t->written_bytes, sw_journal_place_bytes(t->journal));
     return 0;
+}
+
+static uint64_t payload_bytes(const struct sw_trainer *t, uint32_t c) {
+    return sw_adam_record_bytes(&t->format, t->placement.chunks[c].count);
 }
 
 static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void *record) {
@@ -172,13 +209,13 @@ int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record) {
     uint32_t checksum;
     if (t->placement.chunks[c].tier != SW_TIER_NVME) return fetch_resident(t, c, record);
     const uint32_t home = sw_homes_newest(&t->homes, c, &checksum);
-    if (home != SW_HOME_VIRGIN) return move(t, c, home, 0, record);
-    sw_trainer_start_chunk(t, c, record);
-    return 0;
-}
-
-static uint64_t payload_bytes(const struct sw_trainer *t, uint32_t c) {
-    return sw_adam_record_bytes(&t->format, t->placement.chunks[c].count);
+    if (home == SW_HOME_VIRGIN) {
+        sw_trainer_start_chunk(t, c, record);
+        return 0;
+    }
+    const int ret = move(t, c, home, 0, record);
+    if (ret < 0) return ret;
+    return sw_trainer_check_bytes(t, c, t->reported, sw_crc32c(0, record, payload_bytes(t, c)));
 }
 
 int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
@@ -277,6 +314,11 @@ static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record, float *
     const struct sw_chunk *placed = &t->placement.chunks[c];
     uint32_t checksum;
     int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
+    if (ret < 0)
+        sw_error("step %llu: the state of %s, elements %llu to %llu, could not be read: %s",
+                 (unsigned long long)t->resumed.step, t->model.units[placed->unit].name,
+                 (unsigned long long)placed->first,
+                 (unsigned long long)(placed->first + placed->count - 1), strerror(-ret));
     if (ret == 0)
         ret = sw_trainer_check_bytes(t, c, t->resumed.step,
                                      sw_crc32c(0, record, payload_bytes(t, c)));

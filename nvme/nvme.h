@@ -51,6 +51,7 @@ struct sw_nvme_mode {
     int io_uring, direct, fixed_files, fixed_buffers; /* 1 in use, 0 fallen back */
     int sqpoll, iopoll;                               /* 1 in use: they were asked for */
     uint32_t align_bytes;                             /* what statx (or the page size) asks for */
+    uint32_t block_bytes, depth;                      /* of the queue, per drive */
 };
 
 /* Creates the files and preallocates them. -ENOSPC names needed and free bytes, -ENOENT, -EROFS,

@@ -97,6 +97,8 @@ void sw_nvme_queue_mode(const struct sw_nvme_queue *q, struct sw_nvme_mode *mode
     *mode = q->mode;
     mode->direct = 1;
     mode->align_bytes = SW_NVME_ALIGN_BYTES;
+    mode->block_bytes = q->block_bytes;
+    mode->depth = q->depth;
     for (uint32_t i = 0; i < q->store->file_count; i++) {
         struct sw_nvme_file *file = &q->store->files[i];
         if (!atomic_load(&file->direct)) mode->direct = 0;

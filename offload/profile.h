@@ -1,7 +1,7 @@
 /* offload/profile.h - the machine profile: what was measured on this machine once and is used by
  * later runs, one JSON file for each user.
  *
- *     {"schema": 1, "drives": [{"drive": "vda /dev/vda ext4 270 GB", "block_bytes": 524288,
+ *     {"schema": 1, "drives": [{"drive": "vda /dev/vda ext4 270553174016", "block_bytes": 524288,
  *      "depth": 8, "read_bytes_per_s": 2.6e9, "write_bytes_per_s": 1.4e9,
  *      "mixed_bytes_per_s": 2.7e9, "measured": "2026-01-31"}]}
  *
@@ -24,7 +24,7 @@ struct sw_drive_profile {
 /* The profile's path in out, "" when there is none to have. */
 void sw_profile_path(char *out, size_t out_size);
 
-/* Names the drive that holds a folder, the same for all folders on it: the block device's name,
+/* Names the drive that holds a folder, the same for all folders on it: its block device, what
  * what is mounted, the file system's type and size. 0 or -errno. */
 int sw_profile_identity(const char *folder, char *out, size_t out_size);
 

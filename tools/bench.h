@@ -13,6 +13,11 @@ enum { SW_BENCH_ROUNDS_MAX = 1001, SW_BENCH_ROUNDS_MIN = 3 };
 double sw_bench_now(void); /* seconds, monotonic */
 double sw_bench_median(const double *values, int count);
 
+/* Numbers of an option at commas, each from 1 to max. Their count, or -EINVAL, reported. */
+enum { SW_BENCH_LIST_MAX = 8 };
+int sw_bench_list(const char *name, const char *text, uint64_t max,
+                  uint64_t out[SW_BENCH_LIST_MAX]);
+
 /* INT and TERM ask for an end; sw_bench_stopped() is the signal's number, 0 before. A second one
  * leaves at once. */
 void sw_bench_watch_signals(void);
@@ -60,5 +65,6 @@ int sw_bench_adam_kinds(const struct sw_adam_variant *variant, uint64_t params, 
                         double seconds, struct sw_bench_adam_kind out[SW_BENCH_ADAM_KINDS]);
 
 int sw_cmd_bench_adam(int argc, char **argv);
+int sw_cmd_bench_nvme(int argc, char **argv);
 
 #endif

@@ -1,10 +1,13 @@
 /* tools/cmd_bench.c - `spillway bench WHAT`: finds the benchmark. */
 #include "tools/commands.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "tools/bench.h"
 #include "tools/command_line.h"
 
@@ -13,6 +16,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } benches[] = {
     {"adam", "the optimizer step on the CPU, against the memory limit", sw_cmd_bench_adam},
+    {"nvme", "the drives, as the store uses them, and their best setting", sw_cmd_bench_nvme},
 };
 enum { BENCHES = sizeof(benches) / sizeof(benches[0]) };
 
@@ -22,6 +26,31 @@ static void print_usage(FILE *out) {
     for (int i = 0; i < BENCHES; i++)
         fprintf(out, "  %-10s %s\n", benches[i].name, benches[i].summary);
     fputs("\nspillway bench WHAT --help lists its options.\n", out);
+}
+
+int sw_bench_list(const char *name, const char *text, uint64_t max,
+                  uint64_t out[SW_BENCH_LIST_MAX]) {
+    int count = 0;
+    for (const char *at = text;; at++) {
+        char item[32];
+        const size_t length = strcspn(at, ",");
+        if (count == SW_BENCH_LIST_MAX) {
+            sw_error("--%s: more than %d entries", name, SW_BENCH_LIST_MAX);
+            return -EINVAL;
+        }
+        snprintf(item, sizeof(item), "%.*s", length < sizeof(item) ? (int)length : 0, at);
+        if (sw_size_parse(item, &out[count]) < 0) {
+            sw_error("--%s: '%.*s' is not a count", name, (int)length, at);
+            return -EINVAL;
+        }
+        if (out[count] < 1 || out[count] > max) {
+            sw_error("--%s: %s is out of range (1 to %" PRIu64 ")", name, item, max);
+            return -EINVAL;
+        }
+        count++;
+        at += length;
+        if (!*at) return count;
+    }
 }
 
 int sw_cmd_bench(int argc, char **argv) {

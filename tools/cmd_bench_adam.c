@@ -15,7 +15,7 @@
 #include "offload/thread_trial.h"
 #include "tools/command_line.h"
 
-enum { LIST_MAX = 8, MIXES = 4, ROWS_MAX = LIST_MAX * LIST_MAX * MIXES };
+enum { MIXES = 4, ROWS_MAX = SW_BENCH_LIST_MAX * SW_BENCH_LIST_MAX * MIXES };
 /* In the second-level cache of any core; past it; and of each kind of format. */
 #define SMALL_PARAMS (16ull << 10)
 #define LARGE_PARAMS (64ull << 20)
@@ -37,9 +37,9 @@ struct report {
     struct options options;
     struct sw_topology topology;
     const struct sw_adam_variant *variant;
-    uint64_t params[LIST_MAX];
+    uint64_t params[SW_BENCH_LIST_MAX];
     int params_count;
-    int threads[LIST_MAX];
+    int threads[SW_BENCH_LIST_MAX];
     int threads_count, threads_max;
     struct sw_bench_adam_row rows[ROWS_MAX];
     int row_count, rows_done;
@@ -102,31 +102,6 @@ static const struct sw_command command = {
 
 /* ---- what to measure ---- */
 
-/* Numbers at commas, each from 1 to max. Their count, or -EINVAL, reported. */
-static int parse_list(const char *name, const char *text, uint64_t max, uint64_t out[LIST_MAX]) {
-    int count = 0;
-    for (const char *at = text;; at++) {
-        char item[32];
-        const size_t length = strcspn(at, ",");
-        if (count == LIST_MAX) {
-            sw_error("--%s: more than %d entries", name, LIST_MAX);
-            return -EINVAL;
-        }
-        snprintf(item, sizeof(item), "%.*s", length < sizeof(item) ? (int)length : 0, at);
-        if (sw_size_parse(item, &out[count]) < 0) {
-            sw_error("--%s: '%.*s' is not a count", name, (int)length, at);
-            return -EINVAL;
-        }
-        if (out[count] < 1 || out[count] > max) {
-            sw_error("--%s: %s is out of range (1 to %" PRIu64 ")", name, item, max);
-            return -EINVAL;
-        }
-        count++;
-        at += length;
-        if (!*at) return count;
-    }
-}
-
 /* The last cache's size, so that "past it" is. 0: unknown. */
 static uint64_t cache_bytes(void) {
     const long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE), l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -135,7 +110,7 @@ static uint64_t cache_bytes(void) {
 
 static int choose_params(struct report *r) {
     if (r->options.params) {
-        r->params_count = parse_list("params", r->options.params, 1ull << 40, r->params);
+        r->params_count = sw_bench_list("params", r->options.params, 1ull << 40, r->params);
         return r->params_count < 0 ? r->params_count : 0;
     }
     uint64_t large = LARGE_PARAMS;
@@ -149,10 +124,10 @@ static int choose_params(struct report *r) {
 }
 
 static int choose_threads(struct report *r) {
-    uint64_t list[LIST_MAX] = {1, (uint64_t)sw_topology_threads(&r->topology)};
+    uint64_t list[SW_BENCH_LIST_MAX] = {1, (uint64_t)sw_topology_threads(&r->topology)};
     int count = list[1] > 1 ? 2 : 1;
     if (r->options.threads)
-        count = parse_list("threads", r->options.threads, SW_ADAM_THREADS_MAX, list);
+        count = sw_bench_list("threads", r->options.threads, SW_ADAM_THREADS_MAX, list);
     if (count < 0) return count;
     for (int i = 0; i < count; i++) {
         r->threads[i] = (int)list[i];
