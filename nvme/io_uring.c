@@ -21,9 +21,10 @@
 #include "base/log.h"
 #include "base/size.h"
 
-#define PIECE_BYTES (1ull << 30) /* the kernel's limit for one registered buffer */
-#define PIECES_MAX  1024u        /* older kernels' limit for one registration */
-#define SQPOLL_IDLE 20u          /* ms without work until the kernel's thread sleeps */
+#define PIECE_BYTES    (1ull << 30) /* the kernel's limit for one registered buffer */
+#define PIECES_MAX     1024u        /* older kernels' limit for one registration */
+#define INTERRUPTS_MAX (1u << 16)   /* of one wait; signals may be many, but not without end */
+#define SQPOLL_IDLE    20u          /* ms without work until the kernel's thread sleeps */
 
 struct ring_io {
     struct io_uring ring;
@@ -39,21 +40,39 @@ static void pause_ms(long ms) {
     nanosleep(&wait, NULL);
 }
 
-static const char *refusal(int err) {
+/* What would bring a refused feature back. */
+static const char *remedy(int err) {
     switch (err) {
     case -ENOSYS:
-        return "the kernel has none";
+        return "the kernel has none: boot one from 5.10 on, built with io_uring";
     case -EPERM:
     case -EACCES:
-        return "forbidden: a container's seccomp profile, or kernel.io_uring_disabled";
+        return "forbidden by a container's seccomp profile, which must admit io_uring, or by "
+               "kernel.io_uring_disabled, which must be 0";
     case -ENOMEM:
-        return "not enough lockable memory: raise the limit of locked memory (ulimit -l)";
+        return "raise the limit of locked memory (ulimit -l), or free memory";
     case -EMFILE:
     case -ENFILE:
-        return "too many open files: raise ulimit -n";
+        return "raise the limit of open files (ulimit -n)";
+    case -EINVAL:
+    case -EOPNOTSUPP:
+    case -E2BIG:
+        return "the kernel is too old for it, or a sandbox answers so: boot a newer one, or leave "
+               "the sandbox";
+    case -EAGAIN:
+    case -EBUSY:
+    case -EINTR:
+        return "the kernel is busy or short of memory: free some and start again";
     default:
-        return strerror(-err);
+        return "no usual answer of a kernel: a sandbox may give it, outside of it io_uring works";
     }
+}
+
+/* The reason and the remedy, until this thread's next call. */
+static const char *refusal(int err) {
+    static _Thread_local char text[256];
+    snprintf(text, sizeof(text), "%s: %s", strerror(-err), remedy(err));
+    return text;
 }
 
 static int register_buffers(struct ring_io *io) {
@@ -83,9 +102,9 @@ static void say_buffers_refused(uint64_t bytes, int err) {
     if (!getrlimit(RLIMIT_MEMLOCK, &limit) && limit.rlim_cur != RLIM_INFINITY)
         sw_size_print(limit.rlim_cur, have, sizeof(have));
     sw_warning(
-        "nvme: buffers are not registered with io_uring (%s); needed %s, the limit of locked "
-        "memory is %s; going on with plain buffers",
-        err == -ENOMEM ? "the limit of locked memory is too small" : strerror(-err),
+        "nvme: buffers are not registered with io_uring (%s); needed %s each way, the limit of "
+        "locked memory is %s; going on with plain buffers",
+        err == -ENOMEM ? "the limit of locked memory is too small: raise ulimit -l" : refusal(err),
         sw_size_print(bytes, need, sizeof(need)), have);
 }
 
@@ -281,7 +300,7 @@ static int ring_start(void *arg, const struct sw_nvme_block *b) {
 static int ring_wait(void *arg, struct sw_nvme_done *done, uint32_t max, int block) {
     struct ring_io *io = arg;
     if (!io->in_flight) return 0;
-    for (uint32_t attempt = 0;;) {
+    for (uint32_t attempt = 0, interrupts = 0;;) {
         /* A completion that is already there must not wait for the next one. */
         const int ready = io_uring_cq_ready(&io->ring) > 0;
         const int ret =
@@ -296,7 +315,11 @@ static int ring_wait(void *arg, struct sw_nvme_done *done, uint32_t max, int blo
         /* The kernel could not take the batch now; its entries stay queued for the next attempt. */
         if (ret < 0 && !transient(ret)) return ret;
         if (n || !block) return (int)n;
-        if (ret >= 0 || ret == -EINTR) continue;
+        if (ret >= 0) continue;
+        if (ret == -EINTR) {
+            if (++interrupts > INTERRUPTS_MAX) return ret;
+            continue;
+        }
         if (++attempt > SW_NVME_RETRIES_MAX) return ret;
         pause_ms(attempt < 10 ? 1 : 20);
     }

@@ -175,10 +175,11 @@ static void try_direct(struct sw_nvme_file *file) {
     atomic_store(&file->direct, 1);
     void *page = NULL;
     if (posix_memalign(&page, SW_NVME_ALIGN_BYTES, SW_NVME_ALIGN_BYTES)) return;
-    if (pread(file->fd, page, SW_NVME_ALIGN_BYTES, 0) < 0 && errno == EINVAL) {
+    if (pread(file->fd, page, SW_NVME_ALIGN_BYTES, 0) < 0) {
+        const int err = errno;
         atomic_store(&file->direct, 0);
         set_direct(file->fd, 0);
-        say_buffered(file, "it refuses a direct transfer");
+        say_buffered(file, err == EINVAL ? "it refuses a direct transfer" : strerror(err));
     }
     free(page);
 }
@@ -264,7 +265,8 @@ static int preallocate(struct sw_nvme_file *file, uint64_t size) {
     int ret = 0;
     do ret = size && fallocate(file->fd, 0, 0, (off_t)size) ? -errno : 0;
     while (ret == -EINTR);
-    if (ret == -EOPNOTSUPP) {
+    /* The last two are a sandbox's answers. */
+    if (ret == -EOPNOTSUPP || ret == -ENOSYS || ret == -EPERM) {
         sw_warning(
             "nvme: folder '%s' cannot reserve space (its file system has no fallocate); a full "
             "disk will show only when it is written to",

@@ -5,6 +5,9 @@
 #   kills          a training run killed a hundred times at random moments: nothing half written
 #   resume         500 runs killed and resumed, with the bits of a run that nobody disturbed; 10,000
 #                  power cuts replayed on the store
+#   faults         100,000 faults of drives that reached a pending transfer, counted by kind
+#   environment    io_uring refused with each of sixteen codes at each of its calls; limits of
+#                  locked memory; every file system that can be mounted here
 #   broken         every planted bug of tests/broken/ (half an hour; .ci/run has time for some)
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
@@ -89,16 +92,28 @@ resume() {
     POWER_CUTS=10000 build/release/tests/test_power_cut && echo "ok power_cuts: 10000 replayed"
 }
 
+faults() {
+    make --no-print-directory -j"$(nproc)" tests || return 1
+    FAULTS=100000 build/release/tests/test_faults && echo "ok faults: 100000 reached a transfer"
+}
+
+environment() {
+    make --no-print-directory -j"$(nproc)" tests &&
+        ENVIRONMENT=all SPILLWAY=build/spillway python3 tests/environment.py
+}
+
 broken() {
     make --no-print-directory check-broken || return 1
     echo "ok all_planted_bugs_are_caught"
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-for check in ${*:-kills resume broken transformers adam avx512 distributions}; do
+for check in ${*:-kills resume faults environment broken transformers adam avx512 distributions}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
         resume) stage resume resume ;;
+        faults) stage faults faults ;;
+        environment) stage environment environment ;;
         broken) stage broken broken ;;
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;

@@ -153,6 +153,18 @@ def a_tensor_that_is_missing():
 
 
 @t.test
+def a_tensor_with_a_name_of_300_characters_is_named_in_full():
+    """No file is named after a tensor, so no length of names can fail later than here."""
+    name = "n" * 300
+    with t.folder() as tmp:
+        model = copy_model(tmp)
+        tensors = t.read_model(model)[1]
+        t.write_safetensors(model + "/model.safetensors",
+                            {**tensors, name: t.Tensor("BF16", [2], bytes(4))})
+        refused(tmp, 1, [name, "is not part of the model"], "--optimizer", "nvme", model=model)
+
+
+@t.test
 def a_shard_that_is_missing():
     with t.folder() as tmp:
         shutil.copytree(t.MODEL + "/sharded", tmp + "/model")

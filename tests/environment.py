@@ -4,6 +4,7 @@ refuse io_uring with any code at any call, file systems with and without direct 
 What is compared is the run's digest and the store's file, byte for byte, with those of a run that
 nothing hinders. ENVIRONMENT=all tries every code at every call; usually each is tried at one.
 """
+import ctypes
 import errno
 import hashlib
 import json
@@ -25,6 +26,7 @@ STATE, COMMIT = "optimizer.0.state", "optimizer.commit"
 SETUP, REGISTER, ENTER = "io_uring_setup", "io_uring_register", "io_uring_enter"
 CODES = ["EPERM", "EACCES", "ENOSYS", "EINVAL", "ENOMEM", "EMFILE", "ENFILE", "EAGAIN", "EBUSY",
          "EINTR", "EIO", "EOPNOTSUPP", "E2BIG", "ENODEV", "EBADF", "ENXIO"]
+SYS_IO_URING_SETUP = 425  # on every architecture
 NOBODY = 61235  # a user without other processes and without the right to lock memory
 ALL = os.environ.get("ENVIRONMENT") == "all"
 
@@ -52,20 +54,46 @@ def mode(run):
     return found[0]
 
 
-def warnings(run):
-    return [line for line in run.stderr.splitlines() if "warning: nvme: " in line]
+def warnings(run, direct=False):
+    """Those of the store about direct I/O, or all others."""
+    return [line for line in run.stderr.splitlines()
+            if "warning: nvme: " in line and ("direct I/O" in line) == direct]
 
 
 _plain = []
 
 
 def plain():
-    """Digest and store of a run that nothing hinders, made once."""
+    """Digest, store and mode of a run that nothing hinders, made once."""
     if not _plain:
         with t.folder() as tmp:
             run = t.spillway(*arguments(tmp + "/out"))
-            _plain.append((digest(run), sha256(f"{tmp}/out/{STATE}")))
+            _plain.append((digest(run), sha256(f"{tmp}/out/{STATE}"), mode(run)))
     return _plain[0]
+
+
+def kernel_has(feature):
+    """Asked itself, so that what the program fails to use is not taken for absent."""
+    if feature == "O_DIRECT":
+        with t.folder() as tmp:
+            try:
+                os.close(os.open(tmp + "/file", os.O_RDWR | os.O_CREAT | os.O_DIRECT))
+                return True
+            except OSError:
+                return False
+    ring = ctypes.CDLL(None).syscall(SYS_IO_URING_SETUP, 1, ctypes.create_string_buffer(120))
+    if ring >= 0:
+        os.close(ring)
+    return ring >= 0 and (feature == "io_uring" or os.getuid() == 0)  # others may lock too little
+
+
+def here(feature):
+    """Whether a run that nothing hinders has it: what is missing anyway cannot be refused."""
+    if feature in plain()[2]:
+        return True
+    t.check(not kernel_has(feature), f"'{plain()[2]}', and the kernel has it: {feature}")
+    print(f"# not applicable here: {feature} is not in '{plain()[2]}'", flush=True)
+    return False
 
 
 def same(run, state):
@@ -74,34 +102,45 @@ def same(run, state):
     t.equal(state if len(state) == 64 else sha256(state), plain()[1], "the store's bytes", run)
 
 
-def refused(call, code):
+# What the line says would bring it back.
+REMEDIES = {"EPERM": "seccomp profile", "EACCES": "kernel.io_uring_disabled", "ENOSYS": "boot one",
+            "EINVAL": "boot a newer one", "EOPNOTSUPP": "boot a newer one",
+            "E2BIG": "boot a newer one", "ENOMEM": "ulimit -l", "EMFILE": "ulimit -n",
+            "ENFILE": "ulimit -n", "EAGAIN": "start again", "EBUSY": "start again",
+            "EINTR": "start again"}
+PARTS = {None: ("no io_uring (", "going on with threads"),
+         "files": ("files are not registered with io_uring (", "going on with plain ones"),
+         "buffers": ("buffers are not registered with io_uring (", "going on with plain buffers")}
+
+
+def refusing(call, code, store_mode, parts):
+    """A run in which the call is refused; it says so once for each of the parts."""
+    number = getattr(errno, code)
     with t.folder() as tmp:
-        env = {**t.preload("seccomp_refuse"), "REFUSE": f"{call}:{getattr(errno, code)}"}
+        env = {**t.preload("seccomp_refuse"), "REFUSE": f"{call}:{number}"}
         run = t.spillway(*arguments(tmp + "/out"), env=env)
         if run.rc == 97:
             t.skip("no seccomp filter here: " + run.stderr.strip())
         what = f"{call} {code}"
         same(run, f"{tmp}/out/{STATE}")
+        t.check(re.match(store_mode, mode(run)), f"{what}: {mode(run)}", run)
         told = warnings(run)
-        if call == REGISTER:
-            t.equal(len(told), 2, f"{what}: warnings", run)
-            t.contains(mode(run), "plain buffers, plain files", what)
-            t.contains(told[0], "files are not registered with io_uring (", what)
-            t.contains(told[0], "going on with plain ones", what)
-            t.contains(told[1], "buffers are not registered with io_uring (", what)
-            t.contains(told[1], "going on with plain buffers", what)
-        else:
-            t.equal(len(told), 1, f"{what}: warnings", run)
-            t.contains(mode(run), "pread/pwrite", what)
-            t.contains(told[0], "no io_uring (", what)
-            t.contains(told[0], "going on with threads", what)
-        for line in told:
-            words = (os.strerror(getattr(errno, code)), REASONS.get(code, "-"))
-            t.check(any(w in line for w in words), f"{what}: no reason in '{line}'", run)
+        t.equal(len(told), len(parts), f"{what}: warnings", run)
+        for line, part in zip(told, parts):
+            for text in PARTS[part]:
+                t.contains(line, text, what, run)
+            if code == "ENOMEM" and part == "buffers":
+                t.contains(line, "limit of locked memory is too small", what, run)
+            else:
+                t.contains(line, os.strerror(number), what, run)
+            t.contains(line, REMEDIES.get(code, "outside of it io_uring works"), what, run)
 
 
-REASONS = {"EPERM": "seccomp", "EACCES": "kernel.io_uring_disabled", "ENOSYS": "kernel",
-           "ENOMEM": "locked memory", "EMFILE": "ulimit -n", "ENFILE": "open files"}
+def refused(call, code):
+    if call == REGISTER:
+        refusing(call, code, "io_uring.*plain buffers, plain files", ["files", "buffers"])
+    else:
+        refusing(call, code, "pread/pwrite.*plain buffers, plain files", [None])
 
 
 def refused_at(call, number):
@@ -114,18 +153,29 @@ def refused_at(call, number):
 
 @t.test
 def io_uring_refused_at_set_up_is_replaced_by_threads():
-    refused_at(SETUP, 0)
+    if here("io_uring"):
+        refused_at(SETUP, 0)
 
 
 @t.test
 def io_uring_refused_at_registration_goes_on_without_registration():
-    refused_at(REGISTER, 1)
+    if here("registered buffers, registered files"):
+        refused_at(REGISTER, 1)
 
 
 @t.test
 def io_uring_refused_at_enter_is_replaced_by_threads():
-    refused_at(ENTER, 2)
+    if here("io_uring"):
+        refused_at(ENTER, 2)
 
+
+
+@t.test
+def each_registration_is_refused_alone():
+    """By its opcode: 0 registers buffers, 2 files."""
+    for code in ("EINVAL", "EOPNOTSUPP") if here("registered buffers, registered files") else ():
+        refusing(REGISTER + "/0", code, ".*plain buffers, registered files", ["buffers"])
+        refusing(REGISTER + "/2", code, ".*registered buffers, plain files", ["files"])
 
 
 # ---- locked memory -----------------------------------------------------------------------------
@@ -167,8 +217,8 @@ def check_registered(run, limit, registered):
         t.contains(mode(run), "registered buffers, registered files", "the mode", run)
         return
     t.equal(len(warnings(run)), 1, f"warnings with {LIMITS[limit]}", run)
-    for part in ("buffers are not registered", "limit of locked memory is too small",
-                 f"needed {slots}, ", f"the limit of locked memory is {LIMITS[limit]};",
+    for part in ("buffers are not registered", "limit of locked memory is too small", "ulimit -l",
+                 f"needed {slots} each way, ", f"the limit of locked memory is {LIMITS[limit]};",
                  "going on with plain buffers"):
         t.contains(warnings(run)[0], part, f"the warning with {LIMITS[limit]}", run)
     t.contains(mode(run), "io_uring", "the mode", run)
@@ -177,7 +227,7 @@ def check_registered(run, limit, registered):
 
 @t.test
 def every_limit_of_locked_memory_gives_the_same_bytes():
-    for limit in LIMITS:
+    for limit in LIMITS if here("registered buffers, registered files") else ():
         run, state = under_limit(limit)
         same(run, state)
         check_registered(run, limit, limit != 64 << 10)
@@ -186,6 +236,8 @@ def every_limit_of_locked_memory_gives_the_same_bytes():
 @t.test
 def buffers_above_the_limit_of_locked_memory_give_the_same_bytes():
     """Slots of more than 8 MiB: only without a limit are they registered."""
+    if not here("registered buffers, registered files"):
+        return
     with t.folder() as tmp:
         os.chmod(tmp, 0o755)
         with open(t.MODEL + "/config.json", encoding="utf-8") as file:
@@ -208,11 +260,12 @@ def buffers_above_the_limit_of_locked_memory_give_the_same_bytes():
 
 def check_direct(run, what):
     """The mode in use is printed, and whatever is not direct was said once, with the folder."""
-    buffered = [w for w in warnings(run) if "has no direct I/O (" in w]
+    buffered = warnings(run, direct=True)
     direct = mode(run).split(", ")[1]
     t.equal(direct, "page cache" if buffered else "O_DIRECT", f"{what}: the mode", run)
     t.check(len(buffered) <= 1, f"{what}: said more than once", run)
     for line in buffered:
+        t.contains(line, "has no direct I/O (", what)
         t.contains(line, "going on through the page cache", what)
     print(f"# {what}: {mode(run)}", flush=True)
 
@@ -297,8 +350,27 @@ def the_alignment_that_statx_asks_for_is_kept_or_the_page_cache_used():
             check_direct(run, f"alignment {align}")
             if align > 4096:
                 t.contains(mode(run), "page cache", f"alignment {align}", run)
-                t.contains(warnings(run)[0], "a larger alignment than 4 KiB", "the warning", run)
-                t.contains(warnings(run)[0], f"{tmp}/out'", "the folder in the warning", run)
+                told = warnings(run, direct=True)[0]
+                t.contains(told, "a larger alignment than 4 KiB", "the warning", run)
+                t.contains(told, f"{tmp}/out'", "the folder in the warning", run)
+
+
+@t.test
+def direct_io_refused_with_any_code_goes_through_the_page_cache():
+    """When it is turned on, and at the first transfer after that was taken."""
+    for call, code in (("fcntl", "EINVAL"), ("fcntl", "EOPNOTSUPP"), ("fcntl", "EPERM"),
+                       ("pread", "EINVAL"), ("pread", "EOPNOTSUPP"), ("pread", "EIO")
+                       ) if here("O_DIRECT") else ():
+        number = getattr(errno, code)
+        with t.folder() as tmp:
+            env = {**t.preload("direct_refuse"), "DIRECT_REFUSED": f"{call}:{number}"}
+            run = t.spillway(*arguments(tmp + "/out"), env=env)
+            same(run, f"{tmp}/out/{STATE}")
+            check_direct(run, f"{call} {code}")
+            t.contains(mode(run), "page cache", f"{call} {code}", run)
+            told = warnings(run, direct=True)[0]
+            t.contains(told, f"{tmp}/out' has no direct I/O (", "the warning", run)
+            t.check("refuses" in told or os.strerror(number) in told, f"{call} {code}: {told}")
 
 
 # ---- run after run -----------------------------------------------------------------------------
@@ -329,7 +401,7 @@ def disk_use_and_names_stay_over_three_runs_and_a_killed_one():
         t.equal(sorted(seen[0]), [STATE, COMMIT], "names")
         for number, use in enumerate(seen):
             t.equal(sorted(use), sorted(seen[0]), f"names after run {number + 1}")
-            t.check(sum(use.values()) <= sum(seen[0].values()), f"run {number + 1}: {use}, {seen[0]}")
+            t.check(sum(use.values()) <= sum(seen[0].values()), f"after run {number + 1}: {seen}")
         without = [a for a in arguments(f"{tmp}/end", "--nvme", store, "--restart")
                    if a != "--keep-store"]
         t.spillway(*without, rc=0)

@@ -5,6 +5,10 @@ run (state on the device, no overlap). In the same runs the counters prove that 
 what a tier does not use moves no byte, what it uses moves exactly the bytes of the arithmetic, and
 the kernel's own counters agree with the NVMe ones.
 """
+import json
+import os
+import re
+
 import support as t
 
 STEPS = 5
@@ -175,6 +179,67 @@ def saving_and_evaluating_in_between_changes_no_bit():
 
 def others_steps(log, event):
     return [o["step"] for o in t.read_log(log)[1] if o["event"] == event]
+
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+          "num_key_value_heads": 1, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+          "rope_theta": 10000.0, "initializer_range": 0.02, "tie_word_embeddings": True,
+          "torch_dtype": "bfloat16"}
+
+
+def on_every_tier(tmp, model, *more, steps=2, chunk=12289):
+    """Runs that must end with the same state and weights; the lines of the NVMe run."""
+    ends, text = set(), ""
+    for tier in ("device", "host", "nvme"):
+        out = f"{tmp}/{tier}"
+        run = t.train(out, "--optimizer", tier, "--steps", steps, "--seq-len", 16, "--lr", "1e-3",
+                      "--chunk", chunk, "--digest", *more, model=model)
+        t.equal(run.rc, 0, tier, run)
+        digest = re.search("^digest: .*", run.stdout, re.M).group(0)
+        ends.add((digest, tuple(sorted((n, w.data) for n, w in t.read_model(out)[1].items()))))
+        t.equal(len(ends), 1, f"different ends up to {tier}", run)
+        text = run.stdout
+    return text
+
+
+def made(tmp, **shape):
+    with open(tmp + "/config.json", "w", encoding="utf-8") as file:
+        json.dump({**CONFIG, **shape}, file)
+    t.spillway("init", "--config", tmp + "/config.json", "--seed", 1, "--out", tmp + "/model", rc=0)
+    return tmp + "/model"
+
+
+@t.test
+def twenty_steps_learn_the_same_on_every_tier():
+    with t.folder() as tmp:
+        text = on_every_tier(tmp, t.MODEL, "--warmup", 0, steps=20)
+        t.contains(text, "store: ", "the mode of the NVMe run's store")
+        before, after = t.read_model(t.MODEL)[1], t.read_model(tmp + "/nvme")[1]
+        t.equal([n for n in before if before[n].data == after[n].data], [], "tensors not learnt")
+
+
+@t.test
+def one_tensor_fifty_times_the_rest_goes_through_small_slots():
+    """Of odd lengths, too: 8211 x 16 and 37 x 16 elements, in chunks of 1024."""
+    with t.folder() as tmp:
+        model = made(tmp, hidden_size=16, intermediate_size=37, num_hidden_layers=1,
+                     num_attention_heads=2, vocab_size=8211)
+        sizes = sorted(len(w.data) for w in t.read_model(model)[1].values())
+        t.check(sizes[-1] > 50 * sum(sizes[:-1]), f"the largest of {sizes}")
+        text = on_every_tier(tmp, model, steps=4)
+        slots = float(re.search(r"^  host     chunk slots +([\d.]+) kB", text, re.M).group(1))
+        t.check(slots * 1e3 < 12 * sizes[-1] / 2 / 4, f"{slots} kB of slots")
+
+
+@t.test
+def ten_thousand_tensors_share_one_file_of_the_store():
+    with t.folder() as tmp:
+        model = made(tmp, hidden_size=8, intermediate_size=9, num_hidden_layers=1112,
+                     num_attention_heads=1, vocab_size=512)
+        t.check(len(t.read_model(model)[1]) >= 10000, "too few tensors")
+        on_every_tier(tmp, model, "--keep-store")
+        t.equal(sorted(n for n in os.listdir(tmp + "/nvme") if n.startswith("optimizer")),
+                ["optimizer.0.state", "optimizer.commit"], "files of the store")
 
 
 @t.test
