@@ -10,7 +10,7 @@
  * may work on one store at once. A request is the caller's and keeps its address, its buffer
  * untouched, from sw_nvme_submit() until sw_nvme_reap() returns it. Records are split into blocks
  * with few bytes in flight; every completion is compared with what was asked, short ones are
- * resumed, EINTR and EAGAIN retried to a bound. Nothing is allocated after open.
+ * resumed, EINTR, EAGAIN and EBUSY retried to a bound. Nothing is allocated after open.
  *
  * Features the machine refuses (io_uring, O_DIRECT, registered buffers or files) are replaced one
  * at a time, each said once through base/log.h; sw_nvme_mode() tells what is in use.
