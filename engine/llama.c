@@ -23,6 +23,20 @@ uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens) {
     return slice < tokens ? slice : tokens;
 }
 
+double sw_llama_flops(const struct sw_llama *l, uint32_t u, int backward) {
+    const struct sw_unit *unit = &l->model->units[u];
+    const struct sw_attention *a = &l->attention;
+    double weights = 0, attention = 0;
+    if (unit->kind == SW_UNIT_HEAD) {
+        weights = (double)l->model->config.vocab * l->model->config.hidden;
+    } else if (unit->kind == SW_UNIT_LAYER) {
+        for (uint32_t i = 0; i < unit->tensor_count; i++)
+            weights += (double)(unit->tensors[i].cols ? unit->tensors[i].count : 0);
+        attention = 2.0 * (double)l->time * a->heads * a->head_dim; /* 2 products, half of them */
+    }
+    return (2 * weights + attention) * (double)l->tokens * (backward ? 3 : 1);
+}
+
 /* Takes `bytes` from the workspace; with base NULL only the size is counted. */
 static void *take(char *base, uint64_t *used, uint64_t bytes) {
     void *p = base ? base + *used : NULL;

@@ -43,6 +43,12 @@ int sw_llama_open(struct sw_llama *l, const struct sw_model *model,
  * and rope scaling give them ("linear" and "llama3" as in Hugging Face's modeling_rope_utils). */
 void sw_llama_rope_frequencies(const struct sw_model_config *config, double *frequencies);
 
+/* Floating-point operations of a micro-batch through a unit: 2 for each weight of a matrix and
+ * token, and causal attention's two products (Narayanan et al., arXiv:2104.04473, section 3.4,
+ * whose full attention is halved here); backward takes twice the forward's, and once more for the
+ * recomputation. The head's backward holds its forward. */
+double sw_llama_flops(const struct sw_llama *l, uint32_t unit, int backward);
+
 int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const void *weights,
                    const int32_t *tokens, void *out);
 int sw_llama_layer(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,

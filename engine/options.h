@@ -15,6 +15,15 @@ enum sw_overlap { SW_OVERLAP_AUTO, SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERL
 
 enum { SW_NVME_FOLDERS_MAX = 64 };
 
+/* Rates per second that lanes are held to (engine/throttle.h); 0: as fast as it goes. A pair is
+ * given at once: up and down, read and write. */
+struct sw_sim_rates {
+    uint64_t copy_bytes[2]; /* host to device, device to host */
+    uint64_t nvme_bytes[2]; /* read, write */
+    uint64_t adam_bytes;    /* of state, gradient and weight that Adam reads and writes */
+    uint64_t flops;         /* of forward and backward, which are then left out */
+};
+
 struct sw_train_options {
     const char *model, *data, *mask, *val, *out; /* mask, val: NULL when not given */
     uint64_t steps;                              /* 0: one epoch */
@@ -46,6 +55,7 @@ struct sw_train_options {
     uint64_t write_budget_bytes;     /* to the drives, before a warning; 0: none */
     int64_t commit_every;            /* steps; 0: never; -1: 1 on NVMe, else as save_every */
     int resume, restart, keep_store, dry_run, digest;
+    struct sw_sim_rates sim;
 };
 
 /* The documented defaults; paths NULL. */

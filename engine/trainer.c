@@ -93,11 +93,12 @@ static void write_numerics_key(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     snprintf(t->numerics_key, sizeof(t->numerics_key),
              "ranks=1 micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=fp32 "
-             "grad_dtype=%s moments=%s head_slice=%llu operators=%s",
+             "grad_dtype=%s moments=%s head_slice=%llu operators=%s%s",
              o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
              sw_dtype_name(o->grad_dtype), o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
              (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens),
-             t->device.ops->numerics(t->device.device));
+             t->device.ops->numerics(t->device.device),
+             o->sim.flops ? ", left out (--sim-flops)" : "");
 }
 
 static int build_turns(struct sw_trainer *t) {
@@ -197,7 +198,13 @@ static int open_executor(struct sw_trainer *t) {
         for (int l = 0; l < SW_LANE_COUNT; l++)
             if (turns[i]->lane_count[l] > lane_max) lane_max = turns[i]->lane_count[l];
     }
-    return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, tasks_max, lane_max);
+    if (!sw_sim_any(&t->options.sim))
+        return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, tasks_max,
+                                lane_max);
+    t->throttle = (struct sw_throttle){
+        .rates = t->options.sim, .real = sw_trainer_lanes, .ctx = t, .work = sw_trainer_work};
+    return sw_executor_open(&t->executor, &t->device, &sw_throttle_ops, &t->throttle, tasks_max,
+                            lane_max);
 }
 
 /* What does not fit is refused before anything is allocated or written. */

@@ -10,6 +10,7 @@
 #include "cpu_adam/adam.h"
 #include "engine/executor.h"
 #include "engine/llama.h"
+#include "engine/throttle.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
 #include "nvme/homes.h"
@@ -125,8 +126,9 @@ struct sw_trainer {
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
-    struct sw_trace *trace;   /* NULL: none */
-    struct sw_stream *stream; /* the trainer's thread's own */
+    struct sw_throttle throttle; /* between executor and lanes, when a rate is set */
+    struct sw_trace *trace;      /* NULL: none */
+    struct sw_stream *stream;    /* the trainer's thread's own */
 
     struct step_record records[STEP_RECORDS];
     uint32_t train_tasks, late_tasks; /* per step: in its own turn, in the next one */
@@ -155,6 +157,9 @@ void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record
 
 int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
                             const float *values, sw_bf16 *rounded);
+
+/* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
+double sw_trainer_work(void *ctx, const struct sw_task *task);
 
 /* trainer_store.c: the order of a start is find, check, open, restore. */
 int sw_trainer_find_commit(struct sw_trainer *t);

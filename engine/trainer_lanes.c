@@ -553,6 +553,16 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
     sw_executor_nudge(t->executor);
 }
 
+double sw_trainer_work(void *ctx, const struct sw_task *task) {
+    const struct sw_trainer *t = ctx;
+    if (task->kind != SW_TASK_ADAM)
+        return sw_llama_flops(&t->llama, task->unit, task->kind == SW_TASK_BACKWARD);
+    const uint64_t count = chunk_of(t, task)->count;
+    return (double)(2 * sw_adam_record_bytes(&t->format, count) +
+                    count *
+                        (sw_dtype_bytes(t->options.grad_dtype) + sw_dtype_bytes(t->options.dtype)));
+}
+
 /* The drives serve what somebody waits for. */
 static void lane_waits(void *ctx, enum sw_lane other, int begins) {
     const struct sw_trainer *t = ctx;

@@ -156,12 +156,14 @@ static int save_in_between(struct sw_trainer *t, uint64_t step) {
 }
 
 static int save_stopped(struct sw_trainer *t, uint64_t step) {
+    if (t->options.sim.flops) return 0;
     char dir[PATH_MAX];
     sw_output_stopped_name(t->options.out, step, dir, sizeof(dir));
     return save_step(t, step, dir);
 }
 
 static int save_final(struct sw_trainer *t) {
+    if (t->options.sim.flops) return 0; /* nothing was trained */
     const int ret = sw_model_save(&t->model, t->options.out, t->options.dtype, sw_trainer_fetch, t);
     if (ret == 0 && t->hooks.on_saved)
         t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);

@@ -140,7 +140,7 @@ void sw_trainer_close_store(struct sw_trainer *t) {
     /* What a commit names is kept until the run has ended well; also where it could not be read
      * back, and this run never came to a commit of its own. */
     const int committed = t->committed_step != SW_NO_COMMIT || t->resuming;
-    const int keep = committed && (!t->finished || t->options.keep_store);
+    const int keep = committed && !t->options.sim.flops && (!t->finished || t->options.keep_store);
     sw_nvme_queue_close(t->reader);
     sw_nvme_queue_close(t->writer);
     sw_nvme_queue_close(t->idle[0]);

@@ -180,6 +180,10 @@ static void print_written(const struct run *run) {
 }
 
 static void print_end(const struct run *run) {
+    if (run->options.sim.flops) {
+        printf("nothing was trained (--sim-flops): no model was written\n");
+        return;
+    }
     if (run->evals > 1)
         printf("validation loss: %.4f before, %.4f after\n", run->val_first, run->val_last);
     printf("the model is in %s\n", run->saved);
@@ -196,7 +200,9 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
     if (ret >= 0) print_written(run);
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
-        if (stopped_at > 0)
+        if (run->options.sim.flops)
+            print_end(run);
+        else if (stopped_at > 0)
             printf("stopped after step %llu; the weights are in %s, %s\n",
                    (unsigned long long)stopped_at, run->saved,
                    sw_trainer_commits(run->trainer, &committed) && committed == stopped_at

@@ -155,6 +155,8 @@ static const char *wrong_type(enum sw_option_kind kind, enum sw_toml_type type) 
     case SW_OPTION_REAL:
         return type == SW_TOML_INTEGER || type == SW_TOML_REAL ? NULL : "a number";
     case SW_OPTION_SIZE:
+    case SW_OPTION_RATE:
+    case SW_OPTION_RATES:
         return type == SW_TOML_INTEGER || type == SW_TOML_STRING
                    ? NULL
                    : "a number or a string as \"8Mi\"";
@@ -278,6 +280,24 @@ static int set_size(const struct sw_parsed *parsed, uint32_t i, void *place) {
     return 0;
 }
 
+static int set_rates(const struct sw_parsed *parsed, uint32_t i, void *place, int count) {
+    uint64_t rates[2];
+    char first[32];
+    const char *text = parsed->text[i], *comma = strchr(text, ',');
+    const size_t length = comma ? (size_t)(comma - text) : strlen(text);
+    snprintf(first, sizeof(first), "%.*s", length < sizeof(first) ? (int)length : 0, text);
+    if ((comma && count == 1) || sw_size_parse(first, &rates[0]) < 0 ||
+        sw_size_parse(comma ? comma + 1 : first, &rates[1]) < 0)
+        return complain(parsed, i,
+                        count == 1 ? "'%s' is not a rate per second (such as 1.5G)"
+                                   : "'%s' is not one rate or two (such as 2G,1.2G)",
+                        text);
+    for (int r = 0; r < 2; r++)
+        if (check_range(parsed, i, (double)rates[r]) < 0) return -EINVAL;
+    memcpy(place, rates, (size_t)count * sizeof(rates[0]));
+    return 0;
+}
+
 static int set_choice(const struct sw_parsed *parsed, uint32_t i, void *place) {
     const struct sw_option *option = &parsed->command->options[i];
     char all[256] = "";
@@ -333,6 +353,10 @@ static int set_value(struct sw_parsed *parsed, uint32_t i, void *target) {
         return set_real(parsed, i, place);
     case SW_OPTION_SIZE:
         return set_size(parsed, i, place);
+    case SW_OPTION_RATE:
+        return set_rates(parsed, i, place, 1);
+    case SW_OPTION_RATES:
+        return set_rates(parsed, i, place, 2);
     case SW_OPTION_CHOICE:
         return set_choice(parsed, i, place);
     case SW_OPTION_LIST:

@@ -45,6 +45,14 @@ static json_t *list_json(const struct sw_option *option, const void *target) {
 }
 
 /* One option's value; null when it was left to a default that depends on the run, or has none. */
+/* Two rates, or null where neither is set. */
+static json_t *rates_json(const char *place) {
+    uint64_t rates[2];
+    memcpy(rates, place, sizeof(rates));
+    if (!rates[0] && !rates[1]) return json_null();
+    return json_pack("[I, I]", (json_int_t)rates[0], (json_int_t)rates[1]);
+}
+
 static json_t *value_json(const struct sw_parsed *parsed, uint32_t i, const void *target) {
     const struct sw_option *option = &parsed->command->options[i];
     if (option->kind == SW_OPTION_CONFIG)
@@ -86,8 +94,11 @@ static json_t *value_json(const struct sw_parsed *parsed, uint32_t i, const void
         memcpy(&value.flag, place, sizeof(value.flag));
         whole = value.flag;
         break;
+    case SW_OPTION_RATES:
+        return rates_json(place);
     case SW_OPTION_COUNT64:
     case SW_OPTION_SIZE:
+    case SW_OPTION_RATE:
     case SW_OPTION_STEPS:
         memcpy(&value.steps, place, sizeof(value.steps));
         whole = (json_int_t)value.steps;
@@ -137,8 +148,14 @@ void sw_options_print(const struct sw_parsed *parsed, const void *target, FILE *
                 fputs(json_string_value(value), out);
             else if (json_is_true(value))
                 fputs("yes", out);
-            for (size_t k = 0; k < json_array_size(value); k++)
-                fprintf(out, "%s%s", k ? "," : "", json_string_value(json_array_get(value, k)));
+            for (size_t k = 0; k < json_array_size(value); k++) {
+                const json_t *item = json_array_get(value, k);
+                if (k) fputc(',', out);
+                if (json_is_string(item))
+                    fputs(json_string_value(item), out);
+                else
+                    fprintf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(item));
+            }
             fputc('\n', out);
         }
         json_decref(value);

@@ -135,6 +135,22 @@ static const struct sw_option options_table[] = {
      FIELD(write_budget_bytes), .min = 0, .max = 1e18, .fallback = "0",
      .help = "warn when the run has written this much to the drives (they wear); 0: never"},
 
+    {"sim-pcie", .section = "Another machine's clock", .value = "UP[,DOWN]",
+     .kind = SW_OPTION_RATES, FIELD(sim.copy_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18,
+     .fallback = "as fast as it goes",
+     .help = "hold copies to and from the device to these bytes per second"},
+    {"sim-nvme", .section = "Another machine's clock", .value = "READ[,WRITE]",
+     .kind = SW_OPTION_RATES, FIELD(sim.nvme_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18,
+     .fallback = "as fast as it goes", .help = "and the store, reading and writing"},
+    {"sim-adam", .section = "Another machine's clock", .value = "RATE", .kind = SW_OPTION_RATE,
+     FIELD(sim.adam_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18,
+     .fallback = "as fast as it goes",
+     .help = "and Adam's reads and writes of state, gradient and weight"},
+    {"sim-flops", .section = "Another machine's clock", .value = "RATE", .kind = SW_OPTION_RATE,
+     FIELD(sim.flops), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "computed here",
+     .help = "leave the model's computation out and wait as long as a device of this many\n"
+             "operations per second would take: times a step, trains nothing, writes no model"},
+
     {"dry-run", .section = "Other", FLAG(dry_run),
      .help = "check options and files, print the plan, stop; write nothing"},
     {"digest", .section = "Other", FLAG(digest),
@@ -176,6 +192,13 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
         return contradiction("--sqpoll and --iopoll have no effect without --optimizer nvme");
     if (o->write_budget_bytes > 0 && !store)
         return contradiction("--write-budget has no effect without --optimizer nvme or commits");
+    if ((o->sim.nvme_bytes[0] || o->sim.nvme_bytes[1]) && o->optimizer != SW_TIER_NVME)
+        return contradiction("--sim-nvme has no effect without --optimizer nvme");
+    if (o->sim.adam_bytes && o->optimizer == SW_TIER_DEVICE)
+        return contradiction("--sim-adam has no effect with --optimizer device");
+    if (o->sim.flops && (o->val || o->save_every || o->resume || o->keep_store || o->digest))
+        return contradiction("--sim-flops trains nothing: without --val, --save-every, --resume, "
+                             "--keep-store and --digest");
     if (o->eval_every > 0 && !o->val)
         return contradiction("--eval-every has no effect without --val");
     if (o->schedule == SW_SCHEDULE_CONSTANT && sw_option_origin(parsed, "min-lr"))

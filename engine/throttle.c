@@ -1,0 +1,120 @@
+/* engine/throttle.c - see the header. */
+#include "engine/throttle.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <time.h>
+
+/* A task that begins so soon after the lane's last one was due follows it without a gap. */
+enum { WITHOUT_GAP_NS = 500000 };
+
+int sw_sim_any(const struct sw_sim_rates *r) {
+    return r->copy_bytes[0] || r->copy_bytes[1] || r->nvme_bytes[0] || r->nvme_bytes[1] ||
+           r->adam_bytes || r->flops;
+}
+
+static void sleep_until(uint64_t ns) {
+    const struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
+}
+
+/* When work that began then is over. */
+static uint64_t due(struct sw_throttle_lane *lane, uint64_t start_ns, double work, uint64_t rate) {
+    const uint64_t begin =
+        start_ns < lane->due_ns + WITHOUT_GAP_NS && lane->due_ns ? lane->due_ns : start_ns;
+    return begin + (uint64_t)(work / (double)rate * 1e9);
+}
+
+static int is_compute(const struct sw_task *task) {
+    return task->kind == SW_TASK_FORWARD || task->kind == SW_TASK_BACKWARD ||
+           task->kind == SW_TASK_EVAL_HEAD;
+}
+
+static uint64_t rate_of(const struct sw_throttle *t, const struct sw_task *task) {
+    if (is_compute(task)) return t->rates.flops;
+    switch (task->lane) {
+    case SW_LANE_H2D:
+        return t->rates.copy_bytes[0];
+    case SW_LANE_D2H:
+        return t->rates.copy_bytes[1];
+    case SW_LANE_ADAM:
+        return t->rates.adam_bytes;
+    case SW_LANE_NVME_READ:
+        return t->rates.nvme_bytes[0];
+    case SW_LANE_NVME_WRITE:
+        return t->rates.nvme_bytes[1];
+    default:
+        return 0;
+    }
+}
+
+static uint64_t moved(const struct sw_run *run, const struct sw_task *task) {
+    return run->bytes[task - run->turn->tasks];
+}
+
+static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *task,
+                         struct sw_stream *stream) {
+    struct sw_throttle *t = ctx;
+    const uint64_t rate = rate_of(t, task);
+    if (!rate) return t->real.run(t->ctx, run, task, stream);
+    struct sw_throttle_lane *lane = &t->lanes[task->lane];
+    const uint64_t start_ns = sw_now_ns();
+    if (!is_compute(task)) {
+        const int ret = t->real.run(t->ctx, run, task, stream);
+        if (ret < 0) return ret;
+    }
+    const int by_work = is_compute(task) || task->kind == SW_TASK_ADAM;
+    const double work = by_work ? t->work(t->ctx, task) : (double)moved(run, task);
+    lane->due_ns = due(lane, start_ns, work, rate);
+    sleep_until(lane->due_ns);
+    return 0;
+}
+
+static int throttled_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct sw_throttle *t = ctx;
+    struct sw_throttle_lane *lane = &t->lanes[task->lane];
+    const uint64_t start_ns = sw_now_ns();
+    const int ret = t->real.start(t->ctx, run, task);
+    if (ret != 0 || !rate_of(t, task)) return ret;
+    assert(lane->count < SW_LANE_IN_FLIGHT_MAX);
+    const uint32_t at = (lane->first + lane->count++) % SW_LANE_IN_FLIGHT_MAX;
+    lane->bytes[at] = (double)moved(run, task);
+    lane->start_ns[at] = start_ns;
+    return 0;
+}
+
+static int throttled_finish(void *ctx, enum sw_lane id, uint32_t max) {
+    struct sw_throttle *t = ctx;
+    struct sw_throttle_lane *lane = &t->lanes[id];
+    const uint64_t rate = t->rates.nvme_bytes[id == SW_LANE_NVME_WRITE];
+    if (!rate) return t->real.finish(t->ctx, id, max);
+    if (!lane->over) {
+        const int ret = t->real.finish(t->ctx, id, max);
+        if (ret < 0) return ret;
+        lane->over = (uint32_t)ret;
+    }
+    /* One at a time, each when it is due: who waits for it goes on then. */
+    assert(lane->over > 0 && lane->over <= lane->count);
+    lane->due_ns = due(lane, lane->start_ns[lane->first], lane->bytes[lane->first], rate);
+    lane->first = (lane->first + 1) % SW_LANE_IN_FLIGHT_MAX;
+    lane->count--;
+    lane->over--;
+    sleep_until(lane->due_ns);
+    return 1;
+}
+
+static void throttled_waits(void *ctx, enum sw_lane other, int begins) {
+    const struct sw_throttle *t = ctx;
+    if (t->real.waits) t->real.waits(t->ctx, other, begins);
+}
+
+static void throttled_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    const struct sw_throttle *t = ctx;
+    t->real.done(t->ctx, run, task);
+}
+
+const struct sw_executor_ops sw_throttle_ops = {.run = throttled_run,
+                                                .start = throttled_start,
+                                                .finish = throttled_finish,
+                                                .waits = throttled_waits,
+                                                .done = throttled_done};

@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Step times of machines that are bound by one resource, against the bound that follows from the
+set rates and the program's byte counts, on a random model of 206 million parameters.
+
+    tests/bench/bounds.py [--rounds 3] [--steps 5] [--scale 1] [--only NAME]
+
+Each set-up holds all lanes to rates (docs/step-clock.md) of which one is the tightest. With clip 0
+and overlap backward a step is bound by its slowest lane; with clipping and overlap forward by
+
+    backward + max(forward, what the update needs beyond what its slots hold)
+
+where the update needs as long as its slowest lane. Bytes are counted from the sizes that the run
+prints, not from a trace. The first steps are left out: a virgin chunk is not read. The commit of
+each step is part of it. --scale multiplies all rates. Prints a JSON object; ratio is the median over
+rounds of (median step / bound).
+"""
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import support as t  # noqa: E402
+
+SEQ_LEN = 256
+# Rates in bytes or operations per second: low enough that two cores do the real work meanwhile.
+SETUPS = {
+    "nvme": {"pcie": 4e9, "nvme": 0.4e9, "adam": 12e9, "flops": 150e9},
+    "pcie": {"pcie": 0.08e9, "nvme": 0.8e9, "adam": 12e9, "flops": 150e9},
+    "adam": {"pcie": 4e9, "nvme": 0.8e9, "adam": 1e9, "flops": 150e9},
+    "compute": {"pcie": 4e9, "nvme": 0.8e9, "adam": 12e9, "flops": 50e9},
+}
+
+
+def flops(config, params):
+    """Of forward and backward of one row of SEQ_LEN tokens; as docs/step-clock.md counts them."""
+    embedding = config["vocab_size"] * config["hidden_size"]
+    head = embedding
+    norms = config["hidden_size"] * (2 * config["num_hidden_layers"] + 1)
+    layers = params - norms - embedding * (1 if config.get("tie_word_embeddings") else 2)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    attention = (2 * SEQ_LEN * config["num_attention_heads"] * head_dim *
+                 config["num_hidden_layers"])
+    forward = (2 * layers + attention) * SEQ_LEN
+    # The head's forward is part of its backward task.
+    return forward, 3 * forward + 3 * 2 * head * SEQ_LEN
+
+
+def run(tmp, model, name, mode, rates, scale, steps):
+    log = f"{tmp}/{name}.jsonl"
+    out = f"{tmp}/{name}"
+    done = t.train(out, "--optimizer", "nvme", "--overlap", mode, "--clip",
+                   1 if mode == "forward" else 0, "--steps", steps, "--seq-len", SEQ_LEN, "--log",
+                   log, "--sim-pcie", int(rates["pcie"] * scale),
+                   "--sim-nvme", int(rates["nvme"] * scale),
+                   "--sim-adam", int(rates["adam"] * scale),
+                   "--sim-flops", int(rates["flops"] * scale), model=model, timeout_s=1800)
+    t.equal(done.rc, 0, name, done)
+    found = t.read_log(log)[0][2:]
+    os.system(f"rm -rf '{out}'")
+    return statistics.median(s["step_s"] for s in found), done
+
+
+def row(run_, tier, what):
+    found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run_.stdout, re.M)
+    return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
+
+
+def bounds(config, params, rates, scale, run_):
+    """(backward's, forward's) in seconds."""
+    forward_flops, backward_flops = flops(config, params)
+    forward, backward = (f / (rates["flops"] * scale) for f in (forward_flops, backward_flops))
+    lanes = {"nvme": 12 * params / (rates["nvme"] * scale),  # each way
+             "pcie": 2 * params / (rates["pcie"] * scale),   # each way
+             "adam": 28 * params / (rates["adam"] * scale)}
+    update = max(lanes.values())
+    held = 2 * row(run_, "host", "chunk slots") / row(run_, "nvme", "in all")
+    return (max(forward + backward, update),
+            backward + max(forward, update * (1 - held)),
+            {**lanes, "compute": forward + backward})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1)
+    parser.add_argument("--only", choices=SETUPS)
+    args = parser.parse_args()
+    os.chdir(t.ROOT)
+    with open("tests/bench/model200m.json", encoding="utf-8") as file:
+        config = json.load(file)
+    ratios, shown = {}, {}
+    with t.folder("bench-") as tmp:
+        model = tmp + "/model"
+        t.spillway("init", "--config", "tests/bench/model200m.json", "--seed", 1, "--out", model,
+                   rc=0)
+        for i in range(args.rounds):
+            for name, rates in SETUPS.items():
+                if args.only and name != args.only:
+                    continue
+                for mode in ("backward", "forward"):
+                    step_s, done = run(tmp, model, f"{name}-{mode}-{i}", mode, rates, args.scale,
+                                       args.steps)
+                    params = int(re.search(r"^(\d+) parameters", done.stdout, re.M).group(1))
+                    both = bounds(config, params, rates, args.scale, done)
+                    bound = both[mode == "forward"]
+                    ratios.setdefault((name, mode), []).append(step_s / bound)
+                    shown[name, mode] = {"bound_s": round(bound, 3), "step_s": round(step_s, 3),
+                                         "lanes_s": {k: round(v, 3) for k, v in both[2].items()}}
+                    print(f"round {i + 1}: {name} {mode} {step_s:.2f} s/step, bound {bound:.2f}, "
+                          f"ratio {step_s / bound:.3f}", file=sys.stderr, flush=True)
+    print(json.dumps({"schema": 1, "rounds": args.rounds, "steps": args.steps, "rows": [
+        {"bound_by": name, "overlap": mode, "ratio": round(statistics.median(values), 3),
+         "ratio_max": round(max(values), 3), **shown[name, mode]}
+        for (name, mode), values in ratios.items()]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
