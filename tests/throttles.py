@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Another machine's clock: lanes held to rates change no bit, take the time that the bytes need, and
-a run that leaves computation out says so and leaves no model."""
+"""Another machine's clock: lanes held to rates change no bit, take the time that the bytes need,
+and a run that leaves computation out says so and leaves no model."""
 import os
 import re
 import signal

@@ -11,8 +11,8 @@ and overlap backward a step is bound by its slowest lane; with clipping and over
 
 where the update needs as long as its slowest lane. Bytes are counted from the sizes that the run
 prints, not from a trace. The first steps are left out: a virgin chunk is not read. The commit of
-each step is part of it. --scale multiplies all rates. Prints a JSON object; ratio is the median over
-rounds of (median step / bound).
+each step is part of it. --scale multiplies all rates. Prints a JSON object; ratio is the median
+over rounds of (median step / bound).
 """
 import argparse
 import json
