@@ -194,7 +194,8 @@ help:
 	@echo 'make test CONFIG=asan, CONFIG=tsan    the same under the sanitizers'
 	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
 	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
-	@echo 'make bench          memory saved by the NVMe tier, and the overlap modes, on this machine'
+	@echo 'make bench          CPU Adam, the drive of build/, memory saved by the NVMe tier, and the'
+	@echo '                    overlap modes, on this machine'
 	@echo 'make bench-tools    the programs of tests/bench/*.c, into build/release/tests/bench/'
 	@echo 'make format         clang-format over the sources; format-check only looks'
 	@echo 'make tidy           the rules of the tree: lengths, names, words, every test run'
@@ -221,6 +222,8 @@ check-long:
 
 bench:
 	$(build) CONFIG=release all
+	@build/spillway bench adam
+	@build/spillway bench nvme --nvme build
 	@python3 tests/bench/out_of_core.py
 	@python3 tests/bench/overlap.py
 

@@ -67,8 +67,8 @@ int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char
 /* Bytes on disk for the given options: what open preallocates. */
 uint64_t sw_nvme_bytes(const struct sw_nvme_options *options);
 
-/* Few bytes in flight keep a drive busy and latency low; 4 MiB a direction is enough. */
-#define SW_NVME_BLOCK_BYTES_DEFAULT (512u << 10)
+/* Few bytes in flight keep a drive busy and latency low; 8 MiB a direction are enough. */
+#define SW_NVME_BLOCK_BYTES_DEFAULT (1u << 20)
 #define SW_NVME_DEPTH_DEFAULT       8u
 
 struct sw_nvme_queue_options {

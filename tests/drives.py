@@ -136,7 +136,7 @@ def the_profiles_blocks_and_depth_are_used():
     with t.folder() as tmp:
         profile = profile_of(tmp, [tmp], (1000,), block_bytes=16384, depth=5)
         plain = run(f"{tmp}/plain", "--steps", 2)
-        t.contains(plain.stdout, "8 blocks of 512 KiB in flight", "the default", plain)
+        t.contains(plain.stdout, "8 blocks of 1024 KiB in flight", "the default", plain)
         tuned = run(f"{tmp}/out", "--steps", 2, profile=profile)
         t.contains(tuned.stdout, "5 blocks of 16 KiB in flight", "the mode", tuned)
         t.equal(tuned.digest, plain.digest, "bits", tuned)

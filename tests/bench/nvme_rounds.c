@@ -1,0 +1,56 @@
+/* One sample of the store's rate on a file that stays, so that peers can use the same one.
+ *
+ *     nvme_rounds FOLDER BYTES fill|read|write|mixed BLOCK_BYTES DEPTH SECONDS
+ *
+ * The file is FOLDER/peers.0.state. fill writes and checks it, and comes first. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "nvme/measure.h"
+#include "offload/arena.h"
+
+static void say(enum sw_log_level level, const char *line, void *ctx) {
+    (void)level;
+    (void)ctx;
+    fprintf(stderr, "%s\n", line);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 7) {
+        fprintf(stderr, "usage: nvme_rounds FOLDER BYTES fill|read|write|mixed BLOCK_BYTES DEPTH "
+                        "SECONDS\n");
+        return 2;
+    }
+    sw_log_set_sink(say, NULL);
+    struct sw_arena arena;
+    if (sw_arena_open(&arena, SW_NVME_MEASURE_BUF_BYTES) < 0) return 1;
+    const char *const folder = argv[1], *const what = argv[3];
+    const struct sw_nvme_measure_options options = {.folders = &folder,
+                                                    .folder_count = 1,
+                                                    .name = "peers",
+                                                    .bytes = strtoull(argv[2], NULL, 10),
+                                                    .buf = arena.base,
+                                                    .buf_bytes = arena.bytes,
+                                                    .keep = 1};
+    struct sw_nvme_measure *measure;
+    struct sw_nvme_rates rates = {0, 0, 0};
+    if (options.bytes < SW_NVME_MEASURE_MIN_BYTES || sw_nvme_measure_open(&measure, &options) < 0)
+        return 1;
+    int ret;
+    if (!strcmp(what, "fill")) {
+        ret = sw_nvme_measure_fill(measure);
+        if (!ret) ret = sw_nvme_measure_check(measure);
+    } else {
+        const enum sw_nvme_pattern pattern = !strcmp(what, "read")    ? SW_NVME_READ
+                                             : !strcmp(what, "write") ? SW_NVME_WRITE
+                                                                      : SW_NVME_MIXED;
+        ret = sw_nvme_measure_run(measure, pattern, (uint32_t)strtoul(argv[4], NULL, 10),
+                                  (uint32_t)strtoul(argv[5], NULL, 10), atof(argv[6]), &rates);
+    }
+    sw_nvme_measure_close(measure);
+    sw_arena_close(&arena);
+    printf("{\"read\": %.0f, \"write\": %.0f}\n", rates.read, rates.write);
+    return ret ? 1 : 0;
+}
