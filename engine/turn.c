@@ -29,11 +29,20 @@ const char *sw_task_name(enum sw_task_kind kind) {
 }
 
 int sw_turn_shape_is_late(const struct sw_turn_shape *shape) {
-    return shape->turning_point > 0;
+    return shape->turning_point > 0 || shape->late_top > 0;
 }
 
 static int is_late(const struct builder *b, uint32_t unit) {
-    return unit < b->shape->turning_point;
+    return unit < b->shape->turning_point || unit >= b->shape->unit_count - b->shape->late_top;
+}
+
+/* Of a shape that has late units. */
+static uint32_t last_late(const struct builder *b) {
+    return b->shape->late_top ? b->shape->unit_count - 1 : b->shape->turning_point - 1;
+}
+
+static int has_early(const struct builder *b) {
+    return b->shape->turning_point + b->shape->late_top < b->shape->unit_count;
 }
 
 /* Adds a dependency; -1 is "no such task". Per lane only the latest one matters, as lanes are in
@@ -362,7 +371,7 @@ static void build_train(struct builder *b, int has_late) {
     if (has_late) emit_scalars(b, 1);
     for (uint32_t u = 0; u < units; u++) {
         if (has_late && is_late(b, u)) emit_update(b, u);
-        if (has_late && u + 1 == b->shape->turning_point) emit_commit(b, 1);
+        if (has_late && u == last_late(b)) emit_commit(b, 1);
         if (u < head) emit_compute(b, SW_TASK_FORWARD, u);
     }
     const int arriving = overlap == SW_OVERLAP_BACKWARD;
@@ -370,7 +379,7 @@ static void build_train(struct builder *b, int has_late) {
         emit_compute(b, SW_TASK_BACKWARD, u);
         if (u == head) {
             emit_loss(b);
-            if (arriving && b->shape->turning_point < units) emit_scalars(b, 0);
+            if (arriving && has_early(b)) emit_scalars(b, 0);
         }
         emit_reduce(b, u);
         /* One unit behind, so that a device Adam does not hold up the next backward. */
@@ -387,7 +396,8 @@ static void build_train(struct builder *b, int has_late) {
 
 static void build_drain(struct builder *b) {
     emit_scalars(b, 1);
-    for (uint32_t u = 0; u < b->shape->turning_point; u++) emit_update(b, u);
+    for (uint32_t u = 0; u < b->shape->unit_count; u++)
+        if (is_late(b, u)) emit_update(b, u);
     emit_commit(b, 1);
 }
 
@@ -424,6 +434,7 @@ int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum 
                   int has_late, const struct sw_turn *prev) {
     assert(shape->unit_count >= 2 && shape->micro_count >= 1);
     assert(shape->overlap != SW_OVERLAP_AUTO && shape->turning_point <= shape->unit_count);
+    assert(shape->late_top == 0 || shape->overlap == SW_OVERLAP_BACKWARD);
     *turn = (struct sw_turn){.kind = kind, .has_late = has_late};
     struct builder b = {.turn = turn, .shape = shape, .prev = prev};
     struct sw_turn_marks *m = &turn->marks;

@@ -82,6 +82,7 @@ struct sw_turn_shape {
     int tied;
     enum sw_overlap overlap; /* resolved: none, forward or backward */
     uint32_t turning_point;  /* units below it are LATE: 0 for none, all for forward */
+    uint32_t late_top;       /* so are this many at the top, the head first; backward only */
     const struct sw_placement *placement;
 };
 

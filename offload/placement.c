@@ -25,10 +25,10 @@ static uint64_t largest_unit(const struct sw_placement_input *in, int skip_tied)
     return largest;
 }
 
-/* Slots are read ahead and written behind while the update waits for gradients; a tenth of the
- * chunks hides most of that wait, and leaves nine tenths of the state out of memory. */
+/* Slots are read ahead and written behind while the update waits for gradients; an eighth of the
+ * chunks hides most of that wait, and leaves seven eighths of the state out of memory. */
 static uint32_t ring_slots(uint32_t chunks) {
-    uint32_t slots = chunks / 10;
+    uint32_t slots = chunks / 8;
     if (slots < SW_CHUNK_SLOTS_MIN) slots = SW_CHUNK_SLOTS_MIN;
     if (slots > SW_CHUNK_SLOTS_MAX) slots = SW_CHUNK_SLOTS_MAX;
     return slots < chunks ? slots : chunks;

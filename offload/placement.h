@@ -43,7 +43,7 @@ enum {
     SW_ACC_SLOTS = 2,
     SW_GRAD_SLOTS = 2,
     SW_CHUNK_SLOTS_MIN = 6,
-    SW_CHUNK_SLOTS_MAX = 32,
+    SW_CHUNK_SLOTS_MAX = 64,
     SW_EMIT_SLOTS_MAX = 6
 };
 
