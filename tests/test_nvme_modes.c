@@ -225,8 +225,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         T(chunks_are_striped_in_the_proportions_of_the_shares),
         T(even_shares_are_no_shares),
+        T(open_queues_that_wait_cost_no_cpu), /* before a kernel thread of ours ever polled */
         T(polling_is_off_unless_asked_for_and_moves_the_same_bytes),
-        T(open_queues_that_wait_cost_no_cpu),
         T(a_writer_keeps_back_while_a_read_of_its_drive_is_awaited),
     };
     return cmocka_run_group_tests(tests, make_folders, remove_folders);

@@ -13,7 +13,9 @@
 
 Everyone else has its best block size and depth for each pattern, found by a sweep first. mixed is a
 training step's: a thread reads one half of the file while another writes the other. A ratio is the
-median over rounds of spillway's rate / the best of fio's and the referee's (or DeepSpeed's).
+median over rounds of spillway's rate / a peer's; of fio and the referee the faster one counts, the
+one with the smaller ratio. (The best of several noisy peers in each single round would be the
+luckiest one.)
 
 Also runs nvme_frame.c: what the store itself costs, on a device that completes at once.
 
@@ -231,8 +233,9 @@ def measure(sides, best, rounds, seconds):
 
 
 def ratios(rates, own, peers):
-    best = [max(of_round) for of_round in zip(*(rates[p] for p in peers))]
-    return sorted(a / b for a, b in zip(rates[own], best))
+    """Of the rounds, sorted, against the peer that is the fastest over all rounds."""
+    against = [sorted(a / b for a, b in zip(rates[own], rates[p])) for p in peers]
+    return min(against, key=statistics.median)
 
 
 def quartiles(values):
