@@ -3,7 +3,7 @@
 rounds on a random model of 206 million parameters with its state on NVMe.
 
     tests/bench/overlap.py [--rounds 5] [--steps 4] [--seq-len T] [--commit-every N]
-                           [--drive-limit BYTES_PER_S]
+                           [--drive-limit BYTES_PER_S] [--device-threads N] [--threads N]
 
 With --drive-limit the kernel holds the drive to that rate, reading and writing each (control group
 blkio or io; needs root): where disk and compute share a few cores and one slow memory, they are
@@ -85,15 +85,15 @@ def common(a, b):
 
 
 class Trained:
-    commit_every = 1
+    commit_every, more = 1, ()
 
     def __init__(self, tmp, model, mode, seq_len, steps, name, without=None):
         log, trace = f"{tmp}/{name}.jsonl", f"{tmp}/{name}.json"
         other = {"program": NULL_LANES, "env": {"NULL_LANES": without}} if without else {}
         run = t.train(f"{tmp}/{name}", "--optimizer", "nvme", "--overlap", mode, "--clip",
                       1 if mode == "forward" else 0, "--steps", steps, "--seq-len", seq_len,
-                      "--commit-every", self.commit_every, "--log", log, "--trace", trace,
-                      model=model, timeout_s=1800, **other)
+                      "--commit-every", self.commit_every, *self.more, "--log", log,
+                      "--trace", trace, model=model, timeout_s=1800, **other)
         # A run whose tasks did nothing may find so when it saves.
         t.equal(run.rc if not without else 0, 0, name, run)
         self.steps = t.read_log(log)[0][1:]
@@ -151,6 +151,8 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seq-len", type=int, default=0)
     parser.add_argument("--commit-every", type=int, default=1)
+    parser.add_argument("--device-threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--drive-limit", type=int, default=0, metavar="BYTES_PER_S")
     args = parser.parse_args()
     os.chdir(t.ROOT)
@@ -163,6 +165,9 @@ def main():
         t.spillway("init", "--config", "tests/bench/model200m.json", "--seed", 1, "--out", model,
                    rc=0)
         Trained.commit_every = args.commit_every
+        for name in ("threads", "device_threads"):
+            if getattr(args, name):
+                Trained.more += ("--" + name.replace("_", "-"), getattr(args, name))
         seq_len = args.seq_len or pick_seq_len(tmp, model)
         for i in range(args.rounds):
             for mode in modes:
@@ -183,7 +188,7 @@ def main():
     bound = backward + max(forward, update * (1 - slots_share(runs["none"][0].run)))
     print(json.dumps({
         "schema": 1, "seq_len": seq_len, "commit_every": args.commit_every,
-        "drive_limit": args.drive_limit,
+        "drive_limit": args.drive_limit, "options": Trained.more,
         "rounds": args.rounds, "steps": args.steps,
         "serial_compute_s": round(forward + backward, 3), "serial_update_s": round(update, 3),
         "step_s": {mode: round(value, 3) for mode, value in median.items()},
