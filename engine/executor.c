@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include "base/clock.h"
 #include "base/log.h"
 
 /* Turns that events must outlive: a task waits for this turn's or the one before's. */
@@ -44,12 +44,6 @@ struct sw_executor {
     uint64_t total[SW_LANE_COUNT]; /* tasks pushed */
     uint64_t slot_total, emit_total;
 };
-
-uint64_t sw_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
 
 static int error_of(struct sw_executor *ex) {
     return atomic_load(&ex->error);

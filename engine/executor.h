@@ -71,8 +71,6 @@ int sw_executor_idle(struct sw_executor *ex);
 
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
 
-uint64_t sw_now_ns(void);
-
 /* The step clock of a run that has ended: walks back from the task that ended last to whichever
  * predecessor ended last; share[lane] is the lane's part of the path. Returns the largest. */
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]);

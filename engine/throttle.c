@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <time.h>
 
+#include "base/clock.h"
+
 /* A task that begins so soon after the lane's last one was due follows it without a gap. */
 enum { WITHOUT_GAP_NS = 500000 };
 

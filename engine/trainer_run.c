@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
+#include "base/clock.h"
 #include "base/log.h"
 #include "engine/output.h"
 

@@ -117,10 +117,6 @@ static void ring_close(void *arg) {
     free(io);
 }
 
-static int transient(int ret) {
-    return ret == -EINTR || ret == -EAGAIN || ret == -EBUSY;
-}
-
 /* One request through the ring and back: its result, the ring's error, or -ETIME: it has not come
  * back, and its buffer is the kernel's for ever. */
 static int round_trip(struct io_uring *ring) {
@@ -128,7 +124,7 @@ static int round_trip(struct io_uring *ring) {
     int submitted = 0, ret = 0;
     for (int attempt = 0; attempt < 1000; attempt++) {
         ret = io_uring_submit_and_wait(ring, 1);
-        if (ret < 0 && !transient(ret)) return submitted ? -ETIME : ret;
+        if (ret < 0 && !sw_nvme_transient(ret)) return submitted ? -ETIME : ret;
         if (ret < 0 && !submitted && attempt == 16) return ret;
         if (ret > 0) submitted = 1;
         if (io_uring_peek_cqe(ring, &cqe) == 0) {
@@ -136,7 +132,7 @@ static int round_trip(struct io_uring *ring) {
             io_uring_cqe_seen(ring, cqe);
             return ret;
         }
-        pause_ms(1); /* entered to no effect: refused for now, or a poll that found nothing */
+        pause_ms(1); /* refused at this moment, or a poll that found nothing */
     }
     return -ETIME;
 }
@@ -313,7 +309,7 @@ static int ring_wait(void *arg, struct sw_nvme_done *done, uint32_t max, int blo
             io->in_flight--;
         }
         /* The kernel could not take the batch now; its entries stay queued for the next attempt. */
-        if (ret < 0 && !transient(ret)) return ret;
+        if (ret < 0 && !sw_nvme_transient(ret)) return ret;
         if (n || !block) return (int)n;
         if (ret >= 0) continue;
         if (ret == -EINTR) {

@@ -11,9 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "nvme/nvme.h"
 
@@ -41,9 +41,7 @@ struct side {
 };
 
 static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return 1e-9 * (double)sw_now_ns();
 }
 
 /* ---- what records hold ---- */
@@ -188,7 +186,7 @@ int sw_nvme_measure_open(struct sw_nvme_measure **out, const struct sw_nvme_meas
     m->buf = o->buf;
     m->buf_bytes = o->buf_bytes;
     m->stopped = o->stopped;
-    m->salt = (uint64_t)(now() * 1e9) ^ (uint64_t)getpid() << 40;
+    m->salt = sw_now_ns() ^ (uint64_t)getpid() << 40;
     const int ret = open_store(m, o);
     if (ret) {
         free(m);

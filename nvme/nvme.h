@@ -13,7 +13,7 @@
  * resumed, EINTR, EAGAIN and EBUSY retried to a bound. Nothing is allocated after open.
  *
  * Features the machine refuses (io_uring, O_DIRECT, registered buffers or files) are replaced one
- * at a time, each said once through base/log.h; sw_nvme_mode() tells what is in use.
+ * at a time, each said once through base/log.h; sw_nvme_queue_mode() tells what is in use.
  * Errors: 0, a count, or -errno, reported with file, offset and chunk. */
 #ifndef NVME_NVME_H
 #define NVME_NVME_H

@@ -5,6 +5,7 @@
  */
 #ifndef NVME_NVME_INTERNAL_H
 #define NVME_NVME_INTERNAL_H
+#include <errno.h>
 #include <stdatomic.h>
 #include "nvme/nvme.h"
 
@@ -39,6 +40,18 @@ struct sw_nvme_store {
 
 /* Makes the names in a folder durable; a file system that cannot is left alone. */
 void sw_nvme_sync_folder(const char *folder);
+
+/* Every file of the store is moved past the page cache. */
+static inline int sw_nvme_all_direct(struct sw_nvme_store *store) {
+    int all = 1;
+    for (uint32_t i = 0; i < store->file_count; i++) all &= atomic_load(&store->files[i].direct);
+    return all;
+}
+
+/* A refusal or a result that means: try again. */
+static inline int sw_nvme_transient(int result) {
+    return result == -EINTR || result == -EAGAIN || result == -EBUSY;
+}
 
 /* Turns O_DIRECT off for a file after a transfer was refused with EINVAL. 1: it was on. */
 int sw_nvme_drop_direct(struct sw_nvme_store *store, uint32_t file, const char *why);

@@ -59,19 +59,16 @@ int sw_nvme_queue_open_on(struct sw_nvme_queue **out, struct sw_nvme_store *stor
     q->depth = depth;
     q->block_bytes = block_bytes < SW_NVME_BLOCK_MAX_BYTES ? block_bytes : SW_NVME_BLOCK_MAX_BYTES;
     int fds[SW_NVME_FILES_MAX];
-    struct sw_nvme_setup setup = {.fds = fds,
-                                  .fd_count = store->file_count,
-                                  .entries = slot_count,
-                                  .base = o->base,
-                                  .bytes = o->bytes,
-                                  .sqpoll = o->sqpoll,
-                                  .iopoll = o->iopoll,
-                                  .direct = 1,
-                                  .ctx = ctx};
-    for (uint32_t i = 0; i < store->file_count; i++) {
-        fds[i] = store->files[i].fd;
-        if (!atomic_load(&store->files[i].direct)) setup.direct = 0;
-    }
+    for (uint32_t i = 0; i < store->file_count; i++) fds[i] = store->files[i].fd;
+    const struct sw_nvme_setup setup = {.fds = fds,
+                                        .fd_count = store->file_count,
+                                        .entries = slot_count,
+                                        .base = o->base,
+                                        .bytes = o->bytes,
+                                        .sqpoll = o->sqpoll,
+                                        .iopoll = o->iopoll,
+                                        .direct = (uint32_t)sw_nvme_all_direct(store),
+                                        .ctx = ctx};
     q->ops = ops ? ops : &sw_nvme_uring_ops;
     int ret = q->ops->open(&q->io, &setup, &q->mode);
     if (ret < 0 && !ops) {
@@ -95,14 +92,13 @@ int sw_nvme_queue_open(struct sw_nvme_queue **out, struct sw_nvme_store *store,
 void sw_nvme_queue_mode(const struct sw_nvme_queue *q, struct sw_nvme_mode *mode) {
     assert(q && mode);
     *mode = q->mode;
-    mode->direct = 1;
+    mode->direct = sw_nvme_all_direct(q->store);
     mode->align_bytes = SW_NVME_ALIGN_BYTES;
     mode->block_bytes = q->block_bytes;
     mode->depth = q->depth;
     for (uint32_t i = 0; i < q->store->file_count; i++) {
-        struct sw_nvme_file *file = &q->store->files[i];
-        if (!atomic_load(&file->direct)) mode->direct = 0;
-        if (file->align_bytes > mode->align_bytes) mode->align_bytes = file->align_bytes;
+        const uint32_t align_bytes = q->store->files[i].align_bytes;
+        if (align_bytes > mode->align_bytes) mode->align_bytes = align_bytes;
     }
 }
 
@@ -129,10 +125,6 @@ static void release(struct sw_nvme_queue *q, struct slot *slot) {
     slot->req = NULL;
 }
 
-static int transient(int result) {
-    return result == -EINTR || result == -EAGAIN || result == -EBUSY;
-}
-
 /* Tries a block again that made no progress. A refusal that persists deserves some patience. */
 static int retry(struct slot *slot) {
     if (++slot->tries > SW_NVME_RETRIES_MAX) return 0;
@@ -146,7 +138,7 @@ static int retry(struct slot *slot) {
 static void start(struct sw_nvme_queue *q, struct slot *slot) {
     int ret;
     do ret = q->ops->start(q->io, &slot->block);
-    while (transient(ret) && retry(slot));
+    while (sw_nvme_transient(ret) && retry(slot));
     if (ret == 0) return;
     fail(q, slot->req, &slot->block, ret, NULL);
     release(q, slot);
@@ -231,7 +223,7 @@ static void complete(struct sw_nvme_queue *q, const struct sw_nvme_done *done) {
             fail(q, req, b, -EIO, "the file ends before the record does");
         else if (!retry(slot))
             fail(q, req, b, -EIO, "the file takes no more bytes");
-    } else if (transient(res)) {
+    } else if (sw_nvme_transient(res)) {
         if (!retry(slot)) fail(q, req, b, res, NULL);
     } else if (res != -EINVAL ||
                !sw_nvme_drop_direct(q->store, b->file, "it refuses a direct transfer")) {

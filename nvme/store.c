@@ -267,10 +267,10 @@ static int preallocate(struct sw_nvme_file *file, uint64_t size) {
     while (ret == -EINTR);
     /* The last two are a sandbox's answers. */
     if (ret == -EOPNOTSUPP || ret == -ENOSYS || ret == -EPERM) {
-        sw_warning(
-            "nvme: folder '%s' cannot reserve space (its file system has no fallocate); a full "
-            "disk will show only when it is written to",
-            file->folder);
+        sw_warning("nvme: folder '%s' cannot reserve space (fallocate: %s); a full disk will show "
+                   "only when "
+                   "it is written to",
+                   file->folder, strerror(-ret));
         return 0;
     }
     if (ret == -ENOSPC) return no_space(file, file->needed_bytes, free_bytes(file));

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "base/clock.h"
+
 enum { TASKS = 8 };
 
 /* What the real ops were asked, and what they answer. */

@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/size.h"
-#include "engine/executor.h"
 
 enum { LINE_MAX_CHARS = 240 };
 
