@@ -106,13 +106,13 @@ int sw_drives_choose(struct sw_drives *out, const char *const *folders, uint32_t
         return ret;
     }
     if (count == 1 || on_one_drive(folders, count)) return 0;
-    for (uint32_t i = 0; i < count && known < count; i++) {
-        /* All by one yardstick: a profile's figure may be older than the drive's wear. */
+    const int profiled = known == count;
+    for (uint32_t i = 0; i < count && !profiled; i++) { /* one yardstick for all of them */
         const int ret = measure(folders[i], &rates[i]);
         if (ret < 0) return ret;
     }
     stripe(out, rates, count);
-    say(out, folders, count, known == count ? "from the machine profile" : "measured now");
+    say(out, folders, count, profiled ? "from the machine profile" : "measured now");
     return 0;
 }
 

@@ -66,7 +66,7 @@ static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *ta
         if (ret < 0) return ret;
     }
     const int by_work = is_compute(task) || task->kind == SW_TASK_ADAM;
-    const double work = by_work ? t->work(t->ctx, task) : (double)moved(run, task);
+    const double work = by_work ? t->work(t->ctx, run, task) : (double)moved(run, task);
     lane->due_ns = due(lane, start_ns, work, rate);
     sleep_until(lane->due_ns);
     return 0;

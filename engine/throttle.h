@@ -12,8 +12,9 @@
 #include "engine/executor.h"
 
 /* The work of a task of these kinds: bytes of an ADAM, floating-point operations of a FORWARD, a
- * BACKWARD or an EVAL_HEAD. What the copies and NVMe lanes moved stands in run->bytes. */
-typedef double (*sw_work)(void *ctx, const struct sw_task *task);
+ * BACKWARD or an EVAL_HEAD; 0 where the run leaves the task out (a skipped step, a stop). What the
+ * copies and NVMe lanes moved stands in run->bytes. */
+typedef double (*sw_work)(void *ctx, struct sw_run *run, const struct sw_task *task);
 
 struct sw_throttle_lane {
     uint64_t due_ns; /* when the work so far is over at the lane's rate */

@@ -74,39 +74,6 @@ static int open_device(struct sw_trainer *t) {
     return t->device.ops->stream_create(t->device.device, &t->stream);
 }
 
-/* Which units wait for the next forward, in backward mode. NVMe must have work throughout a step:
- * during backward that of the units whose gradients are there, and while forward runs to the loss
- * that of units which this forward needs, those below in its order and those at the top last. The
- * shares are the best where compute and update take equally long, and within 8% of the best where
- * one takes twice as long as the other (turns of 18 and 24 units, played with such costs). */
-#define LATE_SHARE     0.29
-#define LATE_TOP_SHARE 0.20
-
-static uint32_t pick_turning_point(const struct sw_trainer *t) {
-    const uint32_t units = t->model.unit_count;
-    if (t->options.overlap == SW_OVERLAP_NONE) return 0;
-    if (t->options.overlap == SW_OVERLAP_FORWARD) return units;
-    double total = 0, sum = 0;
-    for (uint32_t u = 0; u < units; u++) total += (double)t->unit_elements[u];
-    for (uint32_t u = 0; u < units; u++) {
-        sum += (double)t->unit_elements[u];
-        if (sum > total * LATE_SHARE) return u;
-    }
-    return 0;
-}
-
-static uint32_t pick_late_top(const struct sw_trainer *t) {
-    const uint32_t units = t->model.unit_count, below = pick_turning_point(t);
-    if (t->options.overlap != SW_OVERLAP_BACKWARD) return 0;
-    double total = 0, sum = 0;
-    for (uint32_t u = 0; u < units; u++) total += (double)t->unit_elements[u];
-    for (uint32_t top = 0; below + top < units; top++) {
-        sum += (double)t->unit_elements[units - 1 - top];
-        if (sum > total * LATE_TOP_SHARE) return top;
-    }
-    return 0;
-}
-
 static void write_numerics_key(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     snprintf(t->numerics_key, sizeof(t->numerics_key),
@@ -125,10 +92,9 @@ static int build_turns(struct sw_trainer *t) {
         .micro_count = t->options.accumulate,
         .tied = t->model.config.tied,
         .overlap = t->options.overlap,
-        .turning_point = pick_turning_point(t),
-        .late_top = pick_late_top(t),
         .placement = &t->placement,
     };
+    sw_turn_shape_pick_late(&t->shape, t->unit_elements);
     const struct sw_turn_shape *s = &t->shape;
     const int late = sw_turn_shape_is_late(s);
     int ret = sw_turn_build(&t->first, s, SW_TURN_TRAIN, 0, NULL);

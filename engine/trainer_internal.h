@@ -159,7 +159,7 @@ int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first,
                             const float *values, sw_bf16 *rounded);
 
 /* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
-double sw_trainer_work(void *ctx, const struct sw_task *task);
+double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task);
 
 /* trainer_store.c: the order of a start is find, check, open, restore. */
 int sw_trainer_find_commit(struct sw_trainer *t);

@@ -553,10 +553,12 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
     sw_executor_nudge(t->executor);
 }
 
-double sw_trainer_work(void *ctx, const struct sw_task *task) {
-    const struct sw_trainer *t = ctx;
+double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task) {
+    struct sw_trainer *t = ctx;
+    if (is_cancelled(run, task)) return 0;
     if (task->kind != SW_TASK_ADAM)
         return sw_llama_flops(&t->llama, task->unit, task->kind == SW_TASK_BACKWARD);
+    if (!record_of(t, run, task)->apply) return 0;
     const uint64_t count = chunk_of(t, task)->count;
     return (double)(2 * sw_adam_record_bytes(&t->format, count) +
                     count *

@@ -17,8 +17,15 @@
 
 enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
 
+/* The folders of the store, one per drive. */
+static const char *const *store_folders(const struct sw_trainer *t, uint32_t *count) {
+    *count = t->options.nvme_count ? t->options.nvme_count : 1;
+    return t->options.nvme_count ? t->options.nvme : &t->options.out;
+}
+
 const char *sw_trainer_store_folder(const struct sw_trainer *t) {
-    return t->options.nvme_count ? t->options.nvme[0] : t->options.out;
+    uint32_t count;
+    return store_folders(t, &count)[0];
 }
 
 /* ---- what a store belongs to ---- */
@@ -90,8 +97,8 @@ static int open_files(struct sw_trainer *t, struct sw_drives *drives) {
     uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
     if (!bytes) return -ENOMEM;
     for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
-    const char *const *folders = t->options.nvme_count ? t->options.nvme : &t->options.out;
-    const uint32_t folder_count = t->options.nvme_count ? t->options.nvme_count : 1;
+    uint32_t folder_count;
+    const char *const *folders = store_folders(t, &folder_count);
     int ret = choose_drives(t, folders, folder_count, drives);
     const struct sw_nvme_options options = {
         .folders = folders,
@@ -151,9 +158,9 @@ void sw_trainer_close_store(struct sw_trainer *t) {
 }
 
 void sw_trainer_forget_store(const struct sw_trainer *t) {
-    const struct sw_train_options *o = &t->options;
-    if (sw_nvme_remove(o->nvme_count ? o->nvme : &o->out, o->nvme_count ? o->nvme_count : 1,
-                       SW_STORE_NAME) == 0)
+    uint32_t count;
+    const char *const *folders = store_folders(t, &count);
+    if (sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
         sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
 }
 

@@ -32,6 +32,30 @@ int sw_turn_shape_is_late(const struct sw_turn_shape *shape) {
     return shape->turning_point > 0 || shape->late_top > 0;
 }
 
+/* Units from one end of the model that together hold at most this share of the elements. */
+static uint32_t units_within(const struct sw_turn_shape *shape, const uint64_t *unit_elements,
+                             double share, int from_top) {
+    const uint32_t units = shape->unit_count;
+    double total = 0, sum = 0;
+    for (uint32_t u = 0; u < units; u++) total += (double)unit_elements[u];
+    for (uint32_t n = 0; n < units; n++) {
+        sum += (double)unit_elements[from_top ? units - 1 - n : n];
+        if (sum > total * share) return n;
+    }
+    return units;
+}
+
+#define LATE_SHARE     0.29
+#define LATE_TOP_SHARE 0.20
+
+void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_elements) {
+    const int backward = shape->overlap == SW_OVERLAP_BACKWARD;
+    shape->turning_point = backward ? units_within(shape, unit_elements, LATE_SHARE, 0)
+                           : shape->overlap == SW_OVERLAP_FORWARD ? shape->unit_count
+                                                                  : 0;
+    shape->late_top = backward ? units_within(shape, unit_elements, LATE_TOP_SHARE, 1) : 0;
+}
+
 static int is_late(const struct builder *b, uint32_t unit) {
     return unit < b->shape->turning_point || unit >= b->shape->unit_count - b->shape->late_top;
 }

@@ -86,6 +86,12 @@ struct sw_turn_shape {
     const struct sw_placement *placement;
 };
 
+/* Sets turning_point and late_top for units of these sizes. In backward mode NVMe must have work
+ * throughout a step: during backward that of the units whose gradients are there, and while forward
+ * runs to the loss that of units which this forward needs, those below in its order and those at
+ * the top last. How near this comes to the best choice, tests/test_turn.c plays. */
+void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_elements);
+
 enum sw_turn_kind { SW_TURN_TRAIN, SW_TURN_DRAIN, SW_TURN_EVAL };
 
 /* Where the tasks are that the next turn may wait for; -1 when absent. Indices count in their

@@ -48,8 +48,9 @@ static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
     (void)task;
     seen.done++;
 }
-static double on_work(void *ctx, const struct sw_task *task) {
+static double on_work(void *ctx, struct sw_run *run, const struct sw_task *task) {
     (void)ctx;
+    (void)run;
     return task->kind == SW_TASK_ADAM ? 2e6 : 3e6;
 }
 

@@ -213,9 +213,24 @@ static void play(const struct sw_turn *const *turns, int count,
 
 enum { LAYERS = 24, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
 
-/* Seconds of a steady step when compute takes 4 per unit (1 forward, 3 backward) and the update 4
- * per unit, 1 per chunk on the slower NVMe lane. */
-static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint32_t late_top) {
+/* What is played: slots of the chunk ring, and what a chunk takes on the slower NVMe lane. */
+struct played {
+    uint32_t slots;
+    double chunk_cost;
+};
+
+static void pick_late(enum sw_overlap overlap, uint32_t *turning_point, uint32_t *late_top) {
+    uint64_t elements[LAYERS];
+    for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
+    struct sw_turn_shape shape = {.unit_count = LAYERS, .overlap = overlap};
+    sw_turn_shape_pick_late(&shape, elements);
+    *turning_point = shape.turning_point;
+    *late_top = shape.late_top;
+}
+
+/* Seconds of a steady step when compute takes 4 per unit: 1 forward, 3 backward. */
+static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint32_t late_top,
+                          struct played played) {
     uint64_t elements[LAYERS];
     for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
     const struct sw_placement_input input = {.unit_count = LAYERS,
@@ -226,7 +241,7 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint3
                                              .activation_bytes = 4096};
     struct sw_placement placement;
     assert_int_equal(sw_placement_build(&placement, &input), 0);
-    placement.chunk_slots = 6; /* few, so that reading ahead hides little */
+    placement.chunk_slots = played.slots;
     const struct sw_turn_shape shape = {.unit_count = LAYERS,
                                         .micro_count = 1,
                                         .overlap = overlap,
@@ -239,9 +254,13 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint3
     assert_int_equal(sw_turn_build(&second, &shape, SW_TURN_TRAIN, late, &first), 0);
     assert_int_equal(sw_turn_build(&steady, &shape, SW_TURN_TRAIN, late, &second), 0);
     const struct sw_turn *turns[PLAYED] = {&first, &second, &steady, &steady, &steady, &steady};
-    const double cost[SW_TASK_KIND_COUNT] = {
-        [SW_TASK_FORWARD] = 1, [SW_TASK_BACKWARD] = 3,  [SW_TASK_READ] = 0.9, [SW_TASK_WRITE] = 1,
-        [SW_TASK_ADAM] = 0.1,  [SW_TASK_UPLOAD] = 0.01, [SW_TASK_GRAD] = 0.05};
+    const double cost[SW_TASK_KIND_COUNT] = {[SW_TASK_FORWARD] = 1,
+                                             [SW_TASK_BACKWARD] = 3,
+                                             [SW_TASK_READ] = 0.9 * played.chunk_cost,
+                                             [SW_TASK_WRITE] = played.chunk_cost,
+                                             [SW_TASK_ADAM] = 0.1,
+                                             [SW_TASK_UPLOAD] = 0.01,
+                                             [SW_TASK_GRAD] = 0.05};
     double ends[PLAYED];
     play(turns, PLAYED, cost, ends);
     sw_turn_free(&first);
@@ -256,10 +275,11 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint3
 static void overlap_modes_reach_their_bounds(void **state) {
     (void)state;
     const double compute = 4.0 * LAYERS, update = (double)LAYERS * CHUNKS_PER_UNIT;
-    const double none = steady_step(SW_OVERLAP_NONE, 0, 0);
-    const double forward = steady_step(SW_OVERLAP_FORWARD, LAYERS, 0);
-    const double below = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, 0);
-    const double backward = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, LAYERS / 5);
+    const struct played few = {6, 1}; /* slots, so that reading ahead hides little */
+    const double none = steady_step(SW_OVERLAP_NONE, 0, 0, few);
+    const double forward = steady_step(SW_OVERLAP_FORWARD, LAYERS, 0, few);
+    const double below = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, 0, few);
+    const double backward = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, LAYERS / 5, few);
     print_message("none %.1f forward %.1f backward %.1f, compute %.1f update %.1f\n", none, forward,
                   backward, compute, update);
     assert_true(none >= 0.98 * (compute + update) && none <= 1.05 * (compute + update));
@@ -269,6 +289,31 @@ static void overlap_modes_reach_their_bounds(void **state) {
     assert_true(backward >= compute);
     /* While forward runs to the loss, the updates of the units at the top keep NVMe busy. */
     assert_true(backward <= 0.98 * below);
+}
+
+/* Against every other choice, where the update takes half as long as compute, as long, and twice as
+ * long, and an eighth of the chunks are slots. */
+static void the_late_units_are_chosen_well(void **state) {
+    (void)state;
+    uint32_t turning_point, late_top;
+    pick_late(SW_OVERLAP_NONE, &turning_point, &late_top);
+    assert_true(turning_point == 0 && late_top == 0);
+    pick_late(SW_OVERLAP_FORWARD, &turning_point, &late_top);
+    assert_true(turning_point == LAYERS && late_top == 0);
+    pick_late(SW_OVERLAP_BACKWARD, &turning_point, &late_top);
+    const double costs[] = {0.5, 1, 2}, within[] = {1.02, 1.01, 1.01};
+    for (int c = 0; c < 3; c++) {
+        const struct played played = {LAYERS * CHUNKS_PER_UNIT / 8, costs[c]};
+        const double chosen = steady_step(SW_OVERLAP_BACKWARD, turning_point, late_top, played);
+        double best = chosen;
+        for (uint32_t k = 0; k <= LAYERS; k++)
+            for (uint32_t top = 0; k + top <= LAYERS; top++) {
+                const double step = steady_step(SW_OVERLAP_BACKWARD, k, top, played);
+                best = step < best ? step : best;
+            }
+        print_message("update %.1f of compute: %.1f, at best %.1f\n", costs[c], chosen, best);
+        assert_true(chosen <= within[c] * best);
+    }
 }
 
 int main(void) {
@@ -281,6 +326,7 @@ int main(void) {
         cmocka_unit_test(missing_waits_are_noticed),
         cmocka_unit_test(a_skipped_update_is_noticed),
         cmocka_unit_test(overlap_modes_reach_their_bounds),
+        cmocka_unit_test(the_late_units_are_chosen_well),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
