@@ -123,10 +123,10 @@ $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
 
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
-$(O)/tests/preload/%.so: tests/preload/%.c Makefile
+$(O)/tests/preload/%.so: tests/preload/%.c tests/support_file_name.h Makefile
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
-	$(Q)$(CC) -std=gnu11 $(warn) -Wno-missing-prototypes -O1 -D_GNU_SOURCE -shared -fPIC $< \
+	$(Q)$(CC) -std=gnu11 $(warn) -Wno-missing-prototypes -O1 -D_GNU_SOURCE -I. -shared -fPIC $< \
 	  -ldl -o $@
 
 $(O)/tests/bench/%: $(O)/tests/bench/%.c.o $(O)/libspillway.a

@@ -11,7 +11,6 @@ import support as t
 
 # One thread of the host device: its number is part of the numerics key, Adam's is not.
 COMMON = ("--seq-len", 64, "--device-threads", 1, "--digest")
-NOBODY = 61234  # a user without other processes
 LANES = 10
 
 
@@ -136,22 +135,12 @@ def the_host_devices_threads_are_warned_about_too():
         t.check("warning" not in run.stderr, "a warning for what there is", run)
 
 
-def limited(processes):
-    """A user without other processes, and a limit on them."""
-    def become():
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    return become
-
-
 def under_limit(tmp, processes, *args):
     if os.getuid() != 0:
         t.skip("only root can become a user without other processes")
     os.chmod(os.path.join(t.ROOT, tmp), 0o777)
     try:
-        return watch(start(tmp, *args, preexec=limited(processes)))
+        return watch(start(tmp, *args, preexec=t.as_nobody(resource.RLIMIT_NPROC, processes)))
     except PermissionError:
         t.skip("other users may not run this build")
 
@@ -188,7 +177,8 @@ def a_model_is_made_under_the_same_limit():
         os.chmod(os.path.join(t.ROOT, tmp), 0o777)
         config, made = t.MODEL + "/config.json", tmp + "/made"
         try:
-            run = t.spillway("init", "--config", config, "--out", made, preexec=limited(1),
+            run = t.spillway("init", "--config", config, "--out", made,
+                             preexec=t.as_nobody(resource.RLIMIT_NPROC, 1),
                              env={"ASAN_OPTIONS": "detect_leaks=0"})  # it starts a thread
         except PermissionError:
             t.skip("other users may not run this build")
@@ -245,7 +235,7 @@ def the_doctor_says_how_many_threads_and_why():
     t.equal(check["found"], "Adam 1, host device 1", "found", run)
     t.contains(check["why"], f"1 CPU in the affinity mask ({last}) on 1 core", "why", run)
     if os.getuid() == 0 and len(cpus()) > 1:
-        run = t.spillway("doctor", "--json", preexec=limited(1))
+        run = t.spillway("doctor", "--json", preexec=t.as_nobody(resource.RLIMIT_NPROC, 1))
         check = [c for c in json.loads(run.stdout)["checks"] if c["name"] == "threads"][0]
         t.equal(check["state"], "slow", "state", run)
         t.contains(check["why"], "RLIMIT_NPROC", "why", run)

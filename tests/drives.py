@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Several drives: unequal ones take unequal parts, the machine profile is used, a store keeps its
 layout, and none of it changes a bit."""
+import contextlib
 import json
 import os
 import re
+import tempfile
 
 import support as t
 
@@ -12,21 +14,15 @@ SHM = "/dev/shm"
 COMMON = ("--optimizer", "nvme", "--seq-len", 64, "--chunk", 24576, "--digest")
 
 
-def two_drives(tmp):
-    """A folder on this tree's file system and one in memory, which is another."""
-    if not os.access(SHM, os.W_OK) or os.stat(SHM).st_dev == os.stat(tmp).st_dev:
-        t.skip("no second file system here")
-    folders = [f"{tmp}/drive", f"{SHM}/{os.path.basename(tmp)}"]
-    for folder in folders:
-        os.mkdir(folder)
-    return folders
-
-
-def remove(folders):
-    for folder in folders:
-        for name in os.listdir(folder):
-            os.unlink(f"{folder}/{name}")
-        os.rmdir(folder)
+@contextlib.contextmanager
+def two_drives():
+    """A folder for the run, and the store's two: on this tree's file system and in memory."""
+    with t.folder() as tmp:
+        if not os.access(SHM, os.W_OK) or os.stat(SHM).st_dev == os.stat(tmp).st_dev:
+            t.skip("no second file system here")
+        os.mkdir(tmp + "/drive")
+        with tempfile.TemporaryDirectory(dir=SHM) as memory:
+            yield tmp, [tmp + "/drive", memory]
 
 
 def run(out, *args, rc=0, profile=""):
@@ -57,66 +53,54 @@ def profile_of(tmp, folders, rates, block_bytes=65536, depth=3):
 
 @t.test
 def unequal_drives_take_parts_by_their_speed_and_a_resume_keeps_them():
-    with t.folder() as tmp:
-        folders = two_drives(tmp)
+    with two_drives() as (tmp, folders):
         both = ("--nvme", ",".join(folders), "--keep-store")
-        try:
-            plain = run(f"{tmp}/plain", "--steps", 4)
-            profile = profile_of(tmp, folders, (3000, 1000))
-            first = run(f"{tmp}/out", *both, "--steps", 4, profile=profile)
-            t.equal(first.digest, plain.digest, "bits", first)
-            t.contains(first.stderr, "takes 75% of the state: 3000 MB/s, from the machine profile",
-                       "what is said", first)
-            large, small = sizes(folders)
-            t.check(abs(large / (large + small) - 0.75) < 0.02, f"{large} and {small} bytes", first)
-            # Another opinion of the drives moves nothing that is there.
-            profile = profile_of(tmp, folders, (1000, 3000))
-            again = run(f"{tmp}/out", *both, "--steps", 4, "--resume", profile=profile)
-            t.equal(sizes(folders), [large, small], "layout", again)
-            t.contains(again.stdout + again.stderr, "nothing to do", "the finished run", again)
-        finally:
-            remove(folders[1:])
+        plain = run(f"{tmp}/plain", "--steps", 4)
+        profile = profile_of(tmp, folders, (3000, 1000))
+        first = run(f"{tmp}/out", *both, "--steps", 4, profile=profile)
+        t.equal(first.digest, plain.digest, "bits", first)
+        t.contains(first.stderr, "takes 75% of the state: 3000 MB/s, from the machine profile",
+                   "what is said", first)
+        large, small = sizes(folders)
+        t.check(abs(large / (large + small) - 0.75) < 0.02, f"{large} and {small} bytes", first)
+        # Another opinion of the drives moves nothing that is there.
+        profile = profile_of(tmp, folders, (1000, 3000))
+        again = run(f"{tmp}/out", *both, "--steps", 4, "--resume", profile=profile)
+        t.equal(sizes(folders), [large, small], "layout", again)
+        t.contains(again.stdout + again.stderr, "nothing to do", "the finished run", again)
 
 
 @t.test
 def a_resumed_run_reads_the_layout_that_is_there():
-    with t.folder() as tmp:
-        folders = two_drives(tmp)
+    with two_drives() as (tmp, folders):
         both = ("--nvme", ",".join(folders), "--steps", 6)
-        try:
-            plain = run(f"{tmp}/plain", "--steps", 6)
-            profile = profile_of(tmp, folders, (3000, 1000))
-            env = {**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before",
-                   "SPILLWAY_PROFILE": profile}
-            t.train(f"{tmp}/out", *COMMON, *both, rc=-9, env=env)
-            layout = sizes(folders)
-            profile = profile_of(tmp, folders, (1000, 3000))
-            other = run(f"{tmp}/out", *both, "--resume", "--keep-store", profile=profile)
-            t.contains(other.stderr, "as the store was laid out", "what is said", other)
-            t.equal(sizes(folders), layout, "layout", other)
-            t.equal(other.digest, plain.digest, "bits", other)
-        finally:
-            remove(folders[1:])
+        plain = run(f"{tmp}/plain", "--steps", 6)
+        profile = profile_of(tmp, folders, (3000, 1000))
+        env = {**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before",
+               "SPILLWAY_PROFILE": profile}
+        t.train(f"{tmp}/out", *COMMON, *both, rc=-9, env=env)
+        layout = sizes(folders)
+        profile = profile_of(tmp, folders, (1000, 3000))
+        other = run(f"{tmp}/out", *both, "--resume", "--keep-store", profile=profile)
+        t.contains(other.stderr, "as the store was laid out", "what is said", other)
+        t.equal(sizes(folders), layout, "layout", other)
+        t.equal(other.digest, plain.digest, "bits", other)
 
 
 @t.test
 def drives_that_nobody_measured_are_measured_at_the_start():
-    with t.folder() as tmp:
-        folders = two_drives(tmp)
-        try:
-            done = run(f"{tmp}/out", "--nvme", ",".join(folders), "--steps", 1, "--keep-store")
-            said = re.findall(r"takes (\d+)% of the state: (\d+) MB/s, measured now", done.stderr)
-            if said:  # else they are equally fast, which is no fault
-                t.equal(len(said), 2, "drives", done)
-                (large, _), (small, _) = said
-                first, second = sizes(folders)
-                t.check(abs(first / (first + second) - int(large) / 100) < 0.03,
-                        f"{first} and {second} bytes at {large}% and {small}%", done)
-            left = [name for folder in folders for name in os.listdir(folder)]
-            t.equal(sorted(left), ["optimizer.0.state", "optimizer.1.state", "optimizer.commit"],
-                    "files", done)
-        finally:
-            remove(folders[1:])
+    with two_drives() as (tmp, folders):
+        done = run(f"{tmp}/out", "--nvme", ",".join(folders), "--steps", 1, "--keep-store")
+        said = re.findall(r"takes (\d+)% of the state: (\d+) MB/s, measured now", done.stderr)
+        if said:  # else they are equally fast, which is no fault
+            t.equal(len(said), 2, "drives", done)
+            (large, _), (small, _) = said
+            first, second = sizes(folders)
+            t.check(abs(first / (first + second) - int(large) / 100) < 0.03,
+                    f"{first} and {second} bytes at {large}% and {small}%", done)
+        left = [name for folder in folders for name in os.listdir(folder)]
+        t.equal(sorted(left), ["optimizer.0.state", "optimizer.1.state", "optimizer.commit"],
+                "files", done)
 
 
 @t.test

@@ -27,7 +27,6 @@ SETUP, REGISTER, ENTER = "io_uring_setup", "io_uring_register", "io_uring_enter"
 CODES = ["EPERM", "EACCES", "ENOSYS", "EINVAL", "ENOMEM", "EMFILE", "ENFILE", "EAGAIN", "EBUSY",
          "EINTR", "EIO", "EOPNOTSUPP", "E2BIG", "ENODEV", "EBADF", "ENXIO"]
 SYS_IO_URING_SETUP = 425  # on every architecture
-NOBODY = 61235  # a user without other processes and without the right to lock memory
 ALL = os.environ.get("ENVIRONMENT") == "all"
 
 
@@ -182,15 +181,8 @@ def each_registration_is_refused_alone():
 
 def limited(limit):
     """A user who may lock so much memory and has no right to more; root may lock all there is."""
-    if limit == resource.RLIM_INFINITY:
-        return None
-
-    def become():
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
-    return become
+    unlimited = limit == resource.RLIM_INFINITY
+    return None if unlimited else t.as_nobody(resource.RLIMIT_MEMLOCK, limit)
 
 
 def under_limit(limit, *args, **options):

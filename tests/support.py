@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -275,6 +276,19 @@ def spillway(*args, rc=None, timeout_s=120, **options):
 def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
     """`spillway train` on the bundled model and text; later options override nothing here."""
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
+
+
+NOBODY = 61234  # a user without other processes and without rights
+
+
+def as_nobody(what, limit):
+    """For preexec: a user without rights, and this limit (resource.RLIMIT_...). Root's to use."""
+    def become():
+        resource.setrlimit(what, (limit, limit))
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    return become
 
 
 def preload(name):

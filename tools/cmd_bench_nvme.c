@@ -119,11 +119,7 @@ static const struct sw_option options_table[] = {
      .help = "one JSON object instead of tables",
      .kind = SW_OPTION_FLAG,
      .offset = offsetof(struct options, json)},
-    {.name = "help",
-     .section = "Options",
-     .help = "this text",
-     .kind = SW_OPTION_FLAG,
-     .offset = SW_NO_FIELD},
+    SW_OPTION_HELP("Options"),
 };
 
 static const struct sw_command command = {

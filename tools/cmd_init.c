@@ -50,11 +50,7 @@ static const struct sw_option options_table[] = {
      .kind = SW_OPTION_CHOICE,
      .choices = dtypes,
      .offset = offsetof(struct init_options, dtype)},
-    {.name = "help",
-     .section = "Options",
-     .help = "this text",
-     .kind = SW_OPTION_FLAG,
-     .offset = SW_NO_FIELD},
+    SW_OPTION_HELP("Options"),
 };
 
 static const struct sw_command command = {

@@ -51,6 +51,13 @@ struct sw_option {
     const char *const *choices; /* ends with NULL */
 };
 
+/* The last line of every table of options. */
+#define SW_OPTION_HELP(section_name)                                                               \
+    {                                                                                              \
+        .name = "help", .section = (section_name), .help = "this text", .kind = SW_OPTION_FLAG,    \
+        .offset = SW_NO_FIELD                                                                      \
+    }
+
 struct sw_command {
     const char *name, *usage, *summary;
     const char *operand; /* name of the argument without a dash, such as "DIR"; NULL: none */

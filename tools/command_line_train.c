@@ -155,8 +155,7 @@ static const struct sw_option options_table[] = {
      .help = "check options and files, print the plan, stop; write nothing"},
     {"digest", .section = "Other", FLAG(digest),
      .help = "end with hashes of masters, momenta, variances and weights"},
-    {"help", .section = "Other", .kind = SW_OPTION_FLAG, .offset = SW_NO_FIELD,
-     .help = "this text"},
+    SW_OPTION_HELP("Other"),
 };
 
 const struct sw_command sw_train_command = {

@@ -23,6 +23,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import support as t  # noqa: E402
+from overlap import slots_share  # noqa: E402
 
 SEQ_LEN = 256
 # Rates in bytes or operations per second: low enough that two cores do the real work meanwhile.
@@ -63,11 +64,6 @@ def run(tmp, model, name, mode, rates, scale, steps):
     return statistics.median(s["step_s"] for s in found), done
 
 
-def row(run_, tier, what):
-    found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run_.stdout, re.M)
-    return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
-
-
 def bounds(config, params, rates, scale, run_):
     """(backward's, forward's) in seconds."""
     forward_flops, backward_flops = flops(config, params)
@@ -76,9 +72,8 @@ def bounds(config, params, rates, scale, run_):
              "pcie": 2 * params / (rates["pcie"] * scale),   # each way
              "adam": 28 * params / (rates["adam"] * scale)}
     update = max(lanes.values())
-    held = 2 * row(run_, "host", "chunk slots") / row(run_, "nvme", "in all")
     return (max(forward + backward, update),
-            backward + max(forward, update * (1 - held)),
+            backward + max(forward, update * (1 - slots_share(run_))),
             {**lanes, "compute": forward + backward})
 
 

@@ -130,13 +130,16 @@ class Trained:
         return common(compute, nvme) / min(length(compute), length(nvme))
 
 
+def row(run, tier, what):
+    """Bytes of a row of the byte table."""
+    found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run.stdout, re.M)
+    return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
+
+
 def slots_share(run):
-    """Chunk slots over chunks, from the byte table: what may be read ahead or written behind."""
-    def row(tier, what):
-        found = re.search(rf"^\s+{tier}\s+{what}\s+([\d.]+) (\w+)$", run.stdout, re.M)
-        return float(found.group(1)) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[found.group(2)]
+    """Chunk slots over chunks: what may be read ahead or written behind."""
     homes = 2 if "two homes" in run.stdout else 1
-    return homes * row("host", "chunk slots") / row("nvme", "in all")
+    return homes * row(run, "host", "chunk slots") / row(run, "nvme", "in all")
 
 
 def pick_seq_len(tmp, model):

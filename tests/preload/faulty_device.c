@@ -20,6 +20,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include "tests/support_file_name.h"
+
 struct io_uring;
 struct io_uring_params;
 
@@ -49,13 +51,9 @@ static const struct kind {
 
 static atomic_ulong calls;
 
-/* Whether the file's name ends so; a descriptor without a name has none. */
 static int is_named(int fd, const char *suffix) {
-    char link[64], path[4096];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    const ssize_t n = readlink(link, path, sizeof(path) - 1);
-    const ssize_t m = (ssize_t)strlen(suffix);
-    return n >= m && memcmp(path + n - m, suffix, (size_t)m) == 0;
+    char path[4096];
+    return ends_with(path_of(fd, path, sizeof(path)), suffix);
 }
 
 /* What to do at this call, or NULL. */

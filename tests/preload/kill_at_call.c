@@ -15,12 +15,9 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-static atomic_int calls;
+#include "tests/support_file_name.h"
 
-static int ends_with(const char *text, const char *suffix) {
-    const size_t n = strlen(text), m = strlen(suffix);
-    return n >= m && strcmp(text + n - m, suffix) == 0;
-}
+static atomic_int calls;
 
 static void die(void) {
     kill(getpid(), SIGKILL);
@@ -38,12 +35,8 @@ static int plan(const char *call, const char *path) {
 }
 
 static int plan_fd(const char *call, int fd) {
-    char link[64], path[4096];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    const ssize_t n = readlink(link, path, sizeof(path) - 1);
-    if (n <= 0) return 0;
-    path[n] = 0;
-    return plan(call, path);
+    char path[4096];
+    return plan(call, path_of(fd, path, sizeof(path)));
 }
 
 ssize_t pwrite(int fd, const void *buf, size_t bytes, off_t offset) {
