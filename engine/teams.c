@@ -62,7 +62,7 @@ void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     if (o->device_threads == 0) o->device_threads = sw_topology_threads(t);
     const struct sw_team_sizes wanted = {o->threads, o->device_threads,
                                          o->optimizer == SW_TIER_DEVICE};
-    int lanes = SW_LANE_COUNT;
+    int lanes = SW_LANE_COUNT + (o->trace != NULL);
     if (o->optimizer == SW_TIER_NVME) lanes += STORE_THREADS + (int)o->nvme_count; /* a sync each */
     char why[160];
     const int made = sw_thread_trial(lanes + sw_teams_threads(&wanted), why, sizeof(why));

@@ -1,8 +1,21 @@
 /* engine/trace.h - the tasks of a run as a Chrome trace (one "X" event per task, a thread per
- * lane), for chrome://tracing and Perfetto.
+ * lane), for `spillway report`, chrome://tracing and Perfetto.
  *
- * Events are written as they end, through a buffered file under a lock; the file gets its name when
- * it is closed. args: {lane, unit, bytes, step}. Threads: any may add events. */
+ * Adding an event copies a small record into its lane's buffer; a thread of the trace's own turns
+ * the records into text, several times a second. Where it cannot keep up, adding waits: nothing is
+ * lost, and nothing is allocated after open. The file is a whole JSON object after each round, so
+ * that a killed run leaves a readable PATH.partial, or one whose end is missing; it gets its name
+ * when it is closed. Times start at the first event added, those before it are negative.
+ *
+ *     {"schema":1,"displayTimeUnit":"ms","traceEvents":[
+ *      {"ph":"M","name":"thread_name","pid":0,"tid":0,"args":{"name":"compute"}},
+ *      {"ph":"M","name":"peak_bandwidth","pid":0,"tid":5,
+ *       "args":{"lane":"nvme_read","bytes_per_s":2600000000}},
+ *      {"ph":"C","name":"memory host","pid":0,"ts":0.000,"args":{"used":4096,"budget":8192}},
+ *      {"ph":"X","name":"read layer.1","pid":0,"tid":5,"ts":1.250,"dur":40.125,
+ *       "args":{"lane":"nvme_read","unit":"layer.1","micro":0,"bytes":12288,"step":3}}]}
+ *
+ * ts and dur are microseconds. A task of an evaluation has "cat":"eval". Threads: any may add. */
 #ifndef ENGINE_TRACE_H
 #define ENGINE_TRACE_H
 #include <stdint.h>
@@ -10,16 +23,26 @@
 
 struct sw_trace; /* NULL is a trace that goes nowhere, everywhere */
 
-int sw_trace_open(struct sw_trace **out, const char *path); /* path NULL: *out = NULL */
-int sw_trace_close(struct sw_trace *trace);                 /* 0 or -errno, reported */
+/* path NULL: *out = NULL. 0 or -errno, reported. */
+int sw_trace_open(struct sw_trace **out, const char *path);
+/* Call it when nobody adds any more. 0 or -errno of any write since open, reported. */
+int sw_trace_close(struct sw_trace *trace);
 
 struct sw_trace_event {
     enum sw_task_kind kind;
     enum sw_lane lane;
-    const char *unit; /* NULL: of no unit */
+    const char *unit; /* stays the caller's, until close; NULL: of no unit */
     uint32_t micro;
+    int eval; /* of an evaluation: belongs to no step's time */
     uint64_t step, bytes, start_ns, end_ns;
 };
 void sw_trace_add(struct sw_trace *trace, const struct sw_trace_event *event);
+
+/* What a tier holds from this moment on, and what it may hold. */
+void sw_trace_memory(struct sw_trace *trace, enum sw_tier tier, uint64_t used_bytes,
+                     uint64_t budget_bytes, uint64_t at_ns);
+
+/* What the resource in front of a lane can move at best. */
+void sw_trace_peak(struct sw_trace *trace, enum sw_lane lane, uint64_t bytes_per_s);
 
 #endif

@@ -11,6 +11,7 @@
 #include "base/size.h"
 #include "engine/output.h"
 #include "engine/teams.h"
+#include "engine/trace_machine.h"
 #include "engine/trainer_internal.h"
 
 enum { SEQ_LEN_DEFAULT = 512 };
@@ -227,6 +228,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) announce_team(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
+    if (ret == 0) sw_trace_machine(t->trace, &t->options);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && (t->options.restart || t->options.resume) && !t->resuming)
         ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);

@@ -30,6 +30,14 @@ static void begin_record(struct sw_trainer *t, uint64_t step) {
     atomic_init(&record->tasks_left, t->train_tasks + t->late_tasks);
 }
 
+/* The pools hold what they were sized for, from start to end. */
+static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
+    sw_trace_memory(t->trace, SW_TIER_DEVICE, t->device_used, t->device_bytes, at_ns);
+    sw_trace_memory(t->trace, SW_TIER_HOST, t->arena.used, t->arena.bytes, at_ns);
+    sw_trace_memory(t->trace, SW_TIER_NVME, t->placement.store_bytes, t->placement.store_bytes,
+                    at_ns);
+}
+
 static void report_step(struct sw_trainer *t, struct step_record *record) {
     struct sw_step_report *r = &record->report;
     double share[SW_LANE_COUNT];
@@ -46,6 +54,7 @@ static void report_step(struct sw_trainer *t, struct step_record *record) {
     r->memory_bytes[SW_TIER_DEVICE] = t->device_used;
     r->memory_bytes[SW_TIER_HOST] = t->arena.used;
     r->memory_bytes[SW_TIER_NVME] = t->placement.store_bytes;
+    trace_memory(t, record->end_ns);
     t->reported++;
     if (t->hooks.on_step) t->hooks.on_step(t->hooks.ctx, r);
 }
@@ -93,6 +102,7 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     uint64_t end = from; /* the first step not pushed, then the first one not trained */
     int ret = 0;
     t->last_end_ns = sw_now_ns();
+    trace_memory(t, t->last_end_ns);
     for (; ret == 0 && end <= to && !stop_asked(t); end++) ret = push_step(t, from, end, &last);
     if (ret == 0 && last && t->late_tasks)
         ret = push(t, end == from + 1 ? &t->drain_first : &t->drain, end, last, end);
