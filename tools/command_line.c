@@ -88,12 +88,21 @@ enum sw_origin sw_option_origin(const struct sw_parsed *parsed, const char *name
     return parsed->origin[i];
 }
 
+/* The place of an option that is written as a dash and one letter; -1: it is not one. */
+static int find_letter(const struct sw_command *command, const char *arg) {
+    if (arg[0] != '-' || !arg[1] || arg[1] == '-' || arg[2]) return -1;
+    for (uint32_t i = 0; i < command->option_count; i++)
+        if (command->options[i].letter == arg[1]) return (int)i;
+    return -1;
+}
+
 /* Takes the option at argv[at]; returns how many arguments it used, or -EINVAL. */
 static int take_option(struct sw_parsed *parsed, int argc, char **argv, int at) {
     const struct sw_command *command = parsed->command;
     const char *name = argv[at] + 2, *equals = strchr(name, '=');
     const size_t length = equals ? (size_t)(equals - name) : strlen(name);
-    const int i = find_option(command, name, length, 0);
+    int i = find_letter(command, argv[at]);
+    if (i < 0) i = find_option(command, name, length, 0);
     if (i < 0) {
         char *copy = strndup(name, length);
         sw_error("%s: unknown option --%s; the nearest is --%s", command->name, copy ? copy : name,
@@ -123,7 +132,8 @@ static int take_option(struct sw_parsed *parsed, int argc, char **argv, int at) 
 static int take_line(struct sw_parsed *parsed, int argc, char **argv) {
     const struct sw_command *command = parsed->command;
     for (int at = 1; at < argc;) {
-        if (argv[at][0] == '-' && argv[at][1] == '-' && argv[at][2]) {
+        if ((argv[at][0] == '-' && argv[at][1] == '-' && argv[at][2]) ||
+            find_letter(command, argv[at]) >= 0) {
             const int used = take_option(parsed, argc, argv, at);
             if (used < 0) return used;
             at += used;

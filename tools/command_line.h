@@ -42,6 +42,7 @@ enum { SW_OPTIONS_MAX = 64 };
 
 struct sw_option {
     const char *name, *value; /* "seq-len", "N"; value is NULL for flags */
+    char letter;              /* 'o': -o means the same as the name; 0: none */
     const char *section, *help;
     const char *fallback; /* the default as the help prints it; NULL: none */
     enum sw_option_kind kind;

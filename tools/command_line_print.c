@@ -19,7 +19,9 @@ void sw_options_help(const struct sw_command *command, FILE *out) {
                      option->choices[c]);
         }
         const char *value = option->choices ? choices : option->value;
-        snprintf(left, sizeof(left), "--%s%s%s", option->name, value ? " " : "",
+        char letter[8] = "";
+        if (option->letter) snprintf(letter, sizeof(letter), "-%c, ", option->letter);
+        snprintf(left, sizeof(left), "%s--%s%s%s", letter, option->name, value ? " " : "",
                  value ? value : "");
         fprintf(out, "  %-38s %s", left, option->help);
         if (option->fallback) fprintf(out, " [%s]", option->fallback);
