@@ -149,6 +149,10 @@ $(O)/tests/test_adam_alone: $(O)/tests/test_adam_alone.c.o $(adam_alone)
 $(O)/tests/test_options: $(filter $(O)/tools/command_line%.o $(O)/tools/toml_%.o,$(tool_objs))
 $(O)/tests/test_options: libs += -lstdc++
 
+# The page of `spillway report` is put into the program; tests of its arithmetic are of tools/ too.
+$(O)/tools/report_template.c.o: tools/report.html tools/report.css tools/report.js
+$(O)/tests/test_report: $(filter $(O)/tools/report_%.o,$(tool_objs))
+
 $(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)
 $(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)
 # Element-wise loops over one span: the compiler may vectorise them; no reduction is reordered by

@@ -20,6 +20,7 @@ static const struct {
     {"init", "make a model folder with random weights from a configuration", sw_cmd_init},
     {"doctor", "check what this machine offers", sw_cmd_doctor},
     {"bench", "measure a part of this machine", sw_cmd_bench},
+    {"report", "draw the trace of a run: what set the time of its steps", sw_cmd_report},
 };
 enum { COMMANDS = sizeof(commands) / sizeof(commands[0]) };
 
