@@ -17,6 +17,8 @@
 #   avx512         the AVX-512 code on an emulated CPU that has it: avx512_emulated.py boots a Linux
 #                  under Bochs whose first process, avx512_init.sh, runs the tests (leave_out.c: all
 #                  but the longest)
+#   report         the page of spillway report in a headless Chromium (Debian's package chromium),
+#                  on a phone and on a desk, light and dark, up to a million tasks
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
 #
 # Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
@@ -108,7 +110,8 @@ broken() {
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-for check in ${*:-kills resume faults environment broken transformers adam avx512 distributions}; do
+for check in ${*:-kills resume faults environment broken transformers adam avx512 report \
+    distributions}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
         resume) stage resume resume ;;
@@ -118,6 +121,7 @@ for check in ${*:-kills resume faults environment broken transformers adam avx51
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;
         avx512) stage avx512 avx512 ;;
+        report) stage report python3 tests/long/report_browser.py ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
             echo "check-long: no check named '$check'" >&2
