@@ -51,7 +51,7 @@ static const struct sw_option options_table[] = {
      .help = "keep the optimizer state after the last step"},
     {"log", .section = "Files", TEXT("FILE", log), .help = "one JSON object per step"},
     {"trace", .section = "Files", TEXT("FILE", trace),
-     .help = "every task, as a Chrome trace (for Perfetto or chrome://tracing)"},
+     .help = "every task, as a Chrome trace (for spillway report, Perfetto)"},
     {"config", .section = "Files", .value = "FILE", .kind = SW_OPTION_CONFIG, .offset = SW_NO_FIELD,
      .help = "options from a TOML file; the command line wins over it"},
 

@@ -160,8 +160,8 @@ const showTable = now => {
             cell("of the step", now.busy_share[i], percent),
             cell("Critical path", now.lane_path_ns[i], time),
             cell("of the path", now.path_share[i], percent),
-            cell("Moved", bytes, size), cell("while busy", fast, rate),
-            cell("over the step", bytes && now.bytes_per_s[i], rate),
+            cell("Moved", bytes, size), cell("Rate, busy", fast, rate),
+            cell("Rate, step", bytes && now.bytes_per_s[i], rate),
             cell("Peak", peak, p => rate(p) + (fast ? ` (${percent(fast / p)})` : "")));
         if (lane === now.step_clock) row.className = "clock";
         body.append(row);
@@ -492,6 +492,7 @@ const start = () => {
     document.title = `Spillway report of ${figures.trace}`;
     get("truncated").hidden = !figures.truncated;
     get("memory-section").hidden = !data.tiers.length;
+    get("choice").hidden = get("figures-section").hidden = !figures.steps.length;
     for (const tier of data.tiers)
         get("tiers").append(element("li", `${tier.tier}: at most ${size(tier.used_bytes_max)} of ${size(tier.budget_bytes)}`,
             {tier: tier.tier, used: tier.used_bytes_max, budget: tier.budget_bytes}));

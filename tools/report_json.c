@@ -84,6 +84,7 @@ static json_t *memory_json(const struct sw_report_trace *trace) {
     json_t *tiers = json_array();
     for (uint32_t t = 0; t < trace->tier_count; t++) {
         const struct sw_report_tier *tier = &trace->tiers[t];
+        if (!tier->count) continue;
         const struct sw_report_sample *top = tier->samples;
         for (uint32_t i = 1; i < tier->count; i++)
             if (tier->samples[i].used > top->used) top = &tier->samples[i];

@@ -165,8 +165,8 @@ CELLS = """[...document.querySelectorAll("#table tbody tr")].map(row => [row.dat
         cell => [cell.dataset.label, cell.dataset.value === undefined ? null
             : Number(cell.dataset.value)]))])"""
 COLUMNS = {"Busy": "busy_ns", "of the step": "busy_share", "Critical path": "lane_path_ns",
-           "of the path": "path_share", "Moved": "bytes", "while busy": "bytes_per_busy_s",
-           "over the step": "bytes_per_s"}
+           "of the path": "path_share", "Moved": "bytes", "Rate, busy": "bytes_per_busy_s",
+           "Rate, step": "bytes_per_s"}
 
 
 def check_shown(browser, figures, now):
