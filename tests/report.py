@@ -1,5 +1,5 @@
-"""`spillway report`: the page and its figures equal the trace, the page is one well-formed file that
-asks for nothing, and whatever is not a trace is refused by name. time limit: 300 s"""
+"""`spillway report`: the page and its figures equal the trace, the page is one well-formed file
+that asks for nothing, and whatever is not a trace is refused by name. time limit: 300 s"""
 import base64
 import html.parser
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The page of `spillway report` in a headless Chromium: an empty trace, one task, a run with
-everything, and a million tasks; on a phone and on a desk, light and dark. No error on the console, no
-request but for the page itself, no sideways scrolling; every figure shown equals the trace's; wheel,
-drag, pinch, keys and buttons move the timeline, and a million tasks keep it fluent. Screenshots for a
-look stay in LONG_DIR/report.
+everything, and a million tasks; on a phone and on a desk, light and dark. No error on the console,
+no request but for the page itself, no sideways scrolling; every figure shown equals the trace's;
+wheel, drag, pinch, keys and buttons move the timeline, and a million tasks keep it fluent.
+Screenshots for a look stay in LONG_DIR/report.
 
 Wants Debian's package chromium (or CHROMIUM=PATH); without it everything is skipped. The browser is
 driven through its pipe, with the standard library alone.
