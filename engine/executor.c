@@ -42,7 +42,7 @@ struct sw_executor {
     uint64_t events_seen, events_told;  /* progress */
     int closing;
     uint64_t total[SW_LANE_COUNT]; /* tasks pushed */
-    uint64_t slot_total, emit_total;
+    uint64_t ring_total[SW_RING_COUNT];
 };
 
 static int error_of(struct sw_executor *ex) {
@@ -91,7 +91,7 @@ static int lane_wait(struct lane *lane, uint64_t count) {
 
 static uint64_t dep_count(const struct sw_run *run, const struct sw_dep *dep) {
     const uint64_t base = dep->turn == 0 ? run->base[dep->lane] : run->base_before[dep->lane];
-    return base + (uint64_t)dep->index + 1;
+    return base + (uint64_t)(dep->index + 1);
 }
 
 static int deps_ready(struct lane *lane, const struct sw_run *run, const struct sw_task *task) {
@@ -115,6 +115,7 @@ static int wait_deps(struct lane *lane, const struct sw_run *run, const struct s
         const struct sw_dep *dep = &task->deps[d];
         struct lane *other = &ex->lanes[dep->lane];
         const uint64_t count = dep_count(run, dep);
+        if (count == 0) continue; /* nothing came before */
         ret = lane_wait(other, count);
         if (ret < 0 || !sw_lane_on_device((enum sw_lane)dep->lane)) continue;
         struct sw_event *event = event_of(other, count);
@@ -390,15 +391,13 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
     run->before = before_run;
     atomic_store(&run->cancelled, 0);
     run->lanes_left = SW_LANE_COUNT;
-    run->slot_base = ex->slot_total;
-    run->emit_base = ex->emit_total;
+    memcpy(run->ring_base, ex->ring_total, sizeof(run->ring_base));
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         run->base[l] = ex->total[l];
         run->base_before[l] = before ? before->base[l] : 0;
         ex->total[l] += turn->lane_count[l];
     }
-    ex->slot_total += turn->slot_uses;
-    ex->emit_total += turn->emit_uses;
+    for (int r = 0; r < SW_RING_COUNT; r++) ex->ring_total[r] += turn->ring_uses[r];
     ex->pushed_count++;
     pthread_cond_broadcast(&ex->pushed);
     pthread_mutex_unlock(&ex->lock);
@@ -455,7 +454,7 @@ static int64_t last_predecessor(const struct sw_run *run, const uint32_t *lane_p
     int64_t best = -1;
     if (lane_position[task] > 0) best = turn->lane_tasks[t->lane][lane_position[task] - 1];
     for (uint32_t d = 0; d < t->dep_count; d++) {
-        if (t->deps[d].turn != 0) continue;
+        if (t->deps[d].turn != 0 || t->deps[d].index < 0) continue;
         const uint32_t other = turn->lane_tasks[t->deps[d].lane][t->deps[d].index];
         if (best < 0 || run->end_ns[other] > run->end_ns[best]) best = other;
     }

@@ -18,12 +18,12 @@ enum { SW_RUNS_ACTIVE_MAX = 2, SW_RUNS_KEPT = 4, SW_LANE_IN_FLIGHT_MAX = 8 };
 /* One turn on its way. Valid until SW_RUNS_KEPT further pushes. */
 struct sw_run {
     const struct sw_turn *turn;
-    uint64_t step;                 /* of the turn; of the one that never began for a drain */
-    uint64_t slot_base, emit_base; /* uses of the rings by earlier runs */
-    atomic_int cancelled;          /* set by the first BATCH; what is not late then does nothing */
-    struct sw_run *before;         /* of the same stretch, or NULL: late tasks belong to its step */
-    uint64_t *start_ns, *end_ns;   /* by task; busy time, without waiting */
-    uint64_t *bytes;               /* by task; the trainer's: what it moved */
+    uint64_t step;                     /* of the turn; of the one that never began for a drain */
+    uint64_t ring_base[SW_RING_COUNT]; /* uses of the rings by earlier runs */
+    atomic_int cancelled;        /* set by the first BATCH; what is not late then does nothing */
+    struct sw_run *before;       /* of the same stretch, or NULL: late tasks belong to its step */
+    uint64_t *start_ns, *end_ns; /* by task; busy time, without waiting */
+    uint64_t *bytes;             /* by task; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
     uint32_t lanes_left;

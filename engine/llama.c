@@ -23,18 +23,19 @@ uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens) {
     return slice < tokens ? slice : tokens;
 }
 
-double sw_llama_flops(const struct sw_llama *l, uint32_t u, int backward) {
+double sw_llama_flops(const struct sw_llama *l, uint32_t u, enum sw_llama_pass pass) {
+    static const int forwards[] = {
+        [SW_PASS_FORWARD] = 1,   [SW_PASS_BACKWARD] = 3,  [SW_PASS_HEAD_DX] = 2,
+        [SW_PASS_HEAD_GRAD] = 2, [SW_PASS_RECOMPUTE] = 1, [SW_PASS_EMBED] = 0};
     const struct sw_unit *unit = &l->model->units[u];
     const struct sw_attention *a = &l->attention;
+    if (unit->kind == SW_UNIT_EMBED && !l->model->config.tied) return 0;
     double weights = 0, attention = 0;
-    if (unit->kind == SW_UNIT_HEAD) {
-        weights = (double)l->model->config.vocab * l->model->config.hidden;
-    } else if (unit->kind == SW_UNIT_LAYER) {
-        for (uint32_t i = 0; i < unit->tensor_count; i++)
-            weights += (double)(unit->tensors[i].cols ? unit->tensors[i].count : 0);
+    for (uint32_t i = 0; i < unit->tensor_count; i++)
+        weights += (double)(unit->tensors[i].cols ? unit->tensors[i].count : 0);
+    if (unit->kind == SW_UNIT_LAYER)
         attention = 2.0 * (double)l->time * a->heads * a->head_dim; /* 2 products, half of them */
-    }
-    return (2 * weights + attention) * (double)l->tokens * (backward ? 3 : 1);
+    return (2 * weights + attention) * (double)l->tokens * forwards[pass];
 }
 
 /* Takes `bytes` from the workspace; with base NULL only the size is counted. */
@@ -79,18 +80,18 @@ static uint64_t lay_out(struct sw_llama *l, struct sw_device *device, char *base
     l->rope_cos = take(base, &used, l->time * c->head_dim / 2 * sizeof(float));
     l->rope_sin = take(base, &used, l->time * c->head_dim / 2 * sizeof(float));
     l->losses = take(base, &used, n * sizeof(float));
-    l->logits = take(base, &used, l->head_slice * c->vocab * sizeof(float));
-    l->d_logits =
-        l->dtype == SW_FP32 ? l->logits : take(base, &used, l->head_slice * c->vocab * element);
-    l->head_norm = take(base, &used, l->head_slice * c->hidden * element);
-    l->d_head_norm = take(base, &used, l->head_slice * c->hidden * element);
+    /* The first part is the largest. */
+    const uint64_t part = l->head_slice * l->model->units[0].tensors[0].rows;
+    const uint64_t logits = l->head_whole ? l->head_slice * c->vocab : part;
+    l->logits = take(base, &used, logits * sizeof(float));
+    l->d_logits = l->dtype == SW_FP32 ? NULL : take(base, &used, part * element);
     l->scratch = take(base, &used, scratch_bytes(l, device));
     return used;
 }
 
 static void describe(struct sw_llama *l, const struct sw_model *model,
                      const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
-                     uint64_t time) {
+                     uint64_t time, int head_whole) {
     const struct sw_model_config *c = &model->config;
     *l = (struct sw_llama){
         .ops = device->ops,
@@ -100,6 +101,7 @@ static void describe(struct sw_llama *l, const struct sw_model *model,
         .time = time,
         .tokens = batch * time,
         .head_slice = sw_llama_head_slice(model, batch * time),
+        .head_whole = head_whole,
         .attention = {.batch = (uint32_t)batch,
                       .time = (uint32_t)time,
                       .heads = c->heads,
@@ -111,9 +113,9 @@ static void describe(struct sw_llama *l, const struct sw_model *model,
 
 uint64_t sw_llama_workspace_bytes(const struct sw_model *model,
                                   const struct sw_device_handle *device, enum sw_dtype dtype,
-                                  uint64_t batch, uint64_t time) {
+                                  uint64_t batch, uint64_t time, int head_whole) {
     struct sw_llama l;
-    describe(&l, model, device, dtype, batch, time);
+    describe(&l, model, device, dtype, batch, time, head_whole);
     return lay_out(&l, device->device, NULL);
 }
 
@@ -164,8 +166,8 @@ static int upload_angles(struct sw_llama *l, struct sw_stream *stream) {
 
 int sw_llama_open(struct sw_llama *l, const struct sw_model *model,
                   const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
-                  uint64_t time, void *workspace, struct sw_stream *stream) {
-    describe(l, model, device, dtype, batch, time);
+                  uint64_t time, int head_whole, void *workspace, struct sw_stream *stream) {
+    describe(l, model, device, dtype, batch, time, head_whole);
     lay_out(l, device->device, workspace);
     return upload_angles(l, stream);
 }
@@ -197,9 +199,10 @@ static int project(const struct sw_llama *l, struct sw_stream *s, void *y, const
     return l->ops->gemm(s, &g);
 }
 
-/* dx[n][cols] (+)= dy[n][rows] w[rows][cols] */
-static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx, const void *dy,
-                        const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
+/* dx[n][cols] (+)= dy[n][rows] w[rows][cols], with dx of dx_dtype. */
+static int project_back_to(const struct sw_llama *l, struct sw_stream *s, enum sw_dtype dx_dtype,
+                           void *dx, const void *dy, const void *w, uint64_t n, uint64_t rows,
+                           uint64_t cols, int accumulate) {
     const struct sw_gemm g = {.m = n,
                               .n = cols,
                               .k = rows,
@@ -211,9 +214,14 @@ static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx,
                               .b_dtype = l->dtype,
                               .ldb = cols,
                               .c = dx,
-                              .c_dtype = l->dtype,
+                              .c_dtype = dx_dtype,
                               .ldc = cols};
     return l->ops->gemm(s, &g);
+}
+
+static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx, const void *dy,
+                        const void *w, uint64_t n, uint64_t rows, uint64_t cols, int accumulate) {
+    return project_back_to(l, s, l->dtype, dx, dy, w, n, rows, cols, accumulate);
 }
 
 /* dw[rows][cols] (+)= dy[n][rows]^T x[n][cols], in FP32 */
@@ -245,12 +253,43 @@ static int rotate(const struct sw_llama *l, struct sw_stream *s, void *q, void *
                         c->head_dim, inverse);
 }
 
-/* ---- units ---- */
+/* ---- embedding, norm ---- */
 
-int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const void *weights,
-                   const int32_t *tokens, void *out) {
-    return l->ops->embed(s, l->dtype, out, weights, tokens, l->tokens, l->model->config.hidden);
+int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
+                   const void *weights, const int32_t *tokens, void *out) {
+    assert(unit->kind == SW_UNIT_EMBED);
+    return l->ops->embed(s, l->dtype, out, weights, tokens, l->tokens, l->model->config.hidden,
+                         unit->first_row, unit->tensors[0].rows);
 }
+
+int sw_llama_embed_backward(const struct sw_llama *l, struct sw_stream *s,
+                            const struct sw_unit *unit, float *acc, int accumulate,
+                            const int32_t *tokens, const void *dout) {
+    assert(unit->kind == SW_UNIT_EMBED);
+    if (!accumulate) TRY(l->ops->zero(s, acc, unit->tensors[0].count * sizeof(*acc)));
+    return l->ops->embed_backward(s, l->dtype, acc, dout, tokens, l->tokens,
+                                  l->model->config.hidden, unit->first_row, unit->tensors[0].rows);
+}
+
+int sw_llama_norm(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
+                  const void *weights, const void *x, void *out) {
+    assert(unit->kind == SW_UNIT_NORM);
+    return l->ops->rmsnorm(s, l->dtype, out, l->rstd1, x, weights, l->tokens,
+                           l->model->config.hidden, l->model->config.rms_eps);
+}
+
+int sw_llama_norm_backward(const struct sw_llama *l, struct sw_stream *s,
+                           const struct sw_unit *unit, const void *weights, float *acc,
+                           int accumulate, const void *x, const float *dout, void *dx) {
+    const uint64_t n = l->tokens, hidden = l->model->config.hidden;
+    /* Once more for rstd alone: layers have used its place since. */
+    TRY(sw_llama_norm(l, s, unit, weights, x, l->norm1));
+    TRY(l->ops->round(s, l->dtype, l->d_norm, dout, n * hidden));
+    return l->ops->rmsnorm_backward(s, l->dtype, dx, 0, acc, accumulate, l->d_norm, x, weights,
+                                    l->rstd1, n, hidden, l->scratch);
+}
+
+/* ---- layers ---- */
 
 /* Everything of a layer up to `act`; mid is the sum after attention. */
 static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
@@ -337,51 +376,132 @@ int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
     return attention_backward(l, s, unit, weights, acc, accumulate, x, dx);
 }
 
-static int head_slice(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h,
-                      uint64_t first, uint64_t n, int add) {
-    const struct sw_model_config *c = &l->model->config;
-    const struct sw_device_ops *ops = l->ops;
-    const uint64_t hidden = c->hidden, vocab = c->vocab, element = sw_dtype_bytes(l->dtype);
-    const void *x = (const char *)h->x + first * hidden * element;
-    TRY(ops->rmsnorm(s, l->dtype, l->head_norm, l->rstd1, x, h->norm, n, hidden, c->rms_eps));
-    const struct sw_gemm logits = {.m = n,
-                                   .n = vocab,
-                                   .k = hidden,
-                                   .trans_b = 1,
-                                   .a = l->head_norm,
-                                   .a_dtype = l->dtype,
-                                   .lda = hidden,
-                                   .b = h->matrix,
-                                   .b_dtype = l->dtype,
-                                   .ldb = hidden,
-                                   .c = l->logits,
-                                   .c_dtype = SW_FP32,
-                                   .ldc = vocab};
-    TRY(ops->gemm(s, &logits));
-    TRY(ops->cross_entropy(s, l->dtype, h->dx ? l->d_logits : NULL, l->losses + first, l->logits,
-                           h->targets + first, h->mask + first, h->scale, n, vocab));
+/* ---- the head ---- */
+
+/* A slice of tokens: all that is done for it is one row of products of the same shapes, whether its
+ * parts are visited one by one or together, so the bits are the same. */
+struct slice {
+    uint64_t first, n;
+};
+
+static int next_slice(const struct sw_llama *l, struct slice *slice) {
+    slice->first += slice->n;
+    const uint64_t left = l->tokens - slice->first;
+    slice->n = left < l->head_slice ? left : l->head_slice;
+    return slice->n > 0;
+}
+
+static const void *input_of(const struct sw_llama *l, const struct sw_llama_head *h,
+                            const struct slice *slice) {
+    const uint64_t hidden = l->model->config.hidden;
+    return (const char *)h->x + slice->first * hidden * sw_dtype_bytes(l->dtype);
+}
+
+static float *stats_of(const struct sw_llama_head *h, const struct slice *slice) {
+    return h->stats + slice->first * 3;
+}
+
+/* logits FP32 [slice][rows] of h's part. */
+static int part_logits(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h,
+                       const struct slice *slice, float *logits) {
+    const uint64_t hidden = l->model->config.hidden, rows = h->unit->tensors[0].rows;
+    const struct sw_gemm g = {.m = slice->n,
+                              .n = rows,
+                              .k = hidden,
+                              .trans_b = 1,
+                              .a = input_of(l, h, slice),
+                              .a_dtype = l->dtype,
+                              .lda = hidden,
+                              .b = h->matrix,
+                              .b_dtype = l->dtype,
+                              .ldb = hidden,
+                              .c = logits,
+                              .c_dtype = SW_FP32,
+                              .ldc = rows};
+    return l->ops->gemm(s, &g);
+}
+
+static int part_stats(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h,
+                      const struct slice *slice, const float *logits, int begin) {
+    return l->ops->softmax_stats(s, stats_of(h, slice), logits, h->targets + slice->first, slice->n,
+                                 h->unit->tensors[0].rows, h->unit->first_row, begin);
+}
+
+/* From the part's logits, which are used up, to the gradients that are asked for. */
+static int part_gradients(const struct sw_llama *l, struct sw_stream *s,
+                          const struct sw_llama_head *h, const struct slice *slice, float *logits) {
+    const uint64_t hidden = l->model->config.hidden, rows = h->unit->tensors[0].rows;
+    void *d_logits = l->dtype == SW_FP32 ? logits : l->d_logits;
+    TRY(l->ops->softmax_backward(s, l->dtype, d_logits, logits, stats_of(h, slice),
+                                 h->targets + slice->first, h->mask ? h->mask + slice->first : NULL,
+                                 h->scale, slice->n, rows, h->unit->first_row));
+    if (h->d_matrix)
+        TRY(weight_gradient(l, s, h->d_matrix, d_logits, input_of(l, h, slice), slice->n, rows,
+                            hidden, h->d_accumulate || slice->first > 0));
     if (!h->dx) return 0;
-    TRY(weight_gradient(l, s, h->d_matrix, l->d_logits, l->head_norm, n, vocab, hidden, add));
-    TRY(project_back(l, s, l->d_head_norm, l->d_logits, h->matrix, n, vocab, hidden, 0));
-    return ops->rmsnorm_backward(s, l->dtype, (char *)h->dx + first * hidden * element, 0,
-                                 h->d_norm, add, l->d_head_norm, x, h->norm, l->rstd1, n, hidden,
-                                 l->scratch);
+    return project_back_to(l, s, SW_FP32, h->dx + slice->first * hidden, d_logits, h->matrix,
+                           slice->n, rows, hidden, h->dx_accumulate);
 }
 
-int sw_llama_head(const struct sw_llama *l, struct sw_stream *s, const struct sw_llama_head *h) {
-    for (uint64_t first = 0; first < l->tokens; first += l->head_slice) {
-        const uint64_t left = l->tokens - first;
-        TRY(head_slice(l, s, h, first, left < l->head_slice ? left : l->head_slice,
-                       h->accumulate || first > 0));
+int sw_llama_head_stats(const struct sw_llama *l, struct sw_stream *s,
+                        const struct sw_llama_head *h, int begin) {
+    for (struct slice slice = {0}; next_slice(l, &slice);) {
+        TRY(part_logits(l, s, h, &slice, l->logits));
+        TRY(part_stats(l, s, h, &slice, l->logits, begin));
     }
-    return l->ops->sum(s, h->loss_sum, l->losses, l->tokens);
+    return 0;
 }
 
-int sw_llama_embed_backward(const struct sw_llama *l, struct sw_stream *s, float *d_table,
-                            int accumulate, const int32_t *tokens, const void *dout) {
-    const struct sw_model_config *c = &l->model->config;
-    if (!accumulate)
-        TRY(l->ops->zero(s, d_table, (uint64_t)c->vocab * c->hidden * sizeof(*d_table)));
-    return l->ops->embed_backward(s, l->dtype, d_table, dout, tokens, l->tokens, c->hidden,
-                                  c->vocab);
+int sw_llama_head_loss(const struct sw_llama *l, struct sw_stream *s, const float *stats,
+                       const uint8_t *mask, double *loss_sum) {
+    TRY(l->ops->softmax_loss(s, l->losses, stats, mask, l->tokens));
+    return l->ops->sum(s, loss_sum, l->losses, l->tokens);
+}
+
+int sw_llama_head_backward(const struct sw_llama *l, struct sw_stream *s,
+                           const struct sw_llama_head *h) {
+    for (struct slice slice = {0}; next_slice(l, &slice);) {
+        TRY(part_logits(l, s, h, &slice, l->logits));
+        TRY(part_gradients(l, s, h, &slice, l->logits));
+    }
+    return 0;
+}
+
+/* parts[i] with what all parts share taken from the first; dx is begun by the last. */
+static struct sw_llama_head part_of(const struct sw_llama_head *parts, uint32_t count, uint32_t i,
+                                    float *dx) {
+    struct sw_llama_head h = parts[0];
+    h.unit = parts[i].unit;
+    h.matrix = parts[i].matrix;
+    h.d_matrix = parts[i].d_matrix;
+    h.d_accumulate = parts[i].d_accumulate;
+    h.dx = dx;
+    h.dx_accumulate = i + 1 < count;
+    return h;
+}
+
+static int whole_slice(const struct sw_llama *l, struct sw_stream *s,
+                       const struct sw_llama_head *parts, uint32_t count, float *dx,
+                       const struct slice *slice) {
+    for (uint32_t i = 0; i < count; i++) {
+        const struct sw_llama_head h = part_of(parts, count, i, dx);
+        float *logits = l->logits + slice->n * h.unit->first_row;
+        TRY(part_logits(l, s, &h, slice, logits));
+        TRY(part_stats(l, s, &h, slice, logits, i == 0));
+    }
+    for (uint32_t i = count; i-- > 0;) {
+        const struct sw_llama_head h = part_of(parts, count, i, dx);
+        if (h.dx || h.d_matrix)
+            TRY(part_gradients(l, s, &h, slice, l->logits + slice->n * h.unit->first_row));
+    }
+    return 0;
+}
+
+int sw_llama_head_whole(const struct sw_llama *l, struct sw_stream *s,
+                        const struct sw_llama_head *parts, uint32_t count, double *loss_sum,
+                        float *dx) {
+    assert(l->head_whole && count == l->model->parts);
+    for (struct slice slice = {0}; next_slice(l, &slice);)
+        TRY(whole_slice(l, s, parts, count, dx, &slice));
+    return sw_llama_head_loss(l, s, parts[0].stats, parts[0].mask, loss_sum);
 }

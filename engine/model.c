@@ -59,20 +59,58 @@ static void build_layer(struct sw_unit *unit, const struct sw_model_config *c, u
     }
 }
 
-static int build_units(struct sw_model *model) {
+static uint64_t divide_up(uint64_t value, uint64_t by) {
+    return (value + by - 1) / by;
+}
+
+/* How many parts keep a part within the size of a layer. */
+static uint32_t count_parts(const struct sw_model_config *c) {
+    struct sw_unit layer = {0};
+    build_layer(&layer, c, 0);
+    const uint64_t parts = divide_up((uint64_t)c->vocab * c->hidden, layer.params);
+    return parts < SW_MODEL_PARTS_MAX ? (uint32_t)parts : SW_MODEL_PARTS_MAX;
+}
+
+/* The part of a matrix [vocab][hidden] that begins at unit->first_row. */
+static void build_part(struct sw_unit *unit, const struct sw_model *model, enum sw_unit_kind kind,
+                       uint32_t part, uint64_t rows_max) {
     const struct sw_model_config *c = &model->config;
-    model->unit_count = c->layers + 2;
+    const int is_embed = kind == SW_UNIT_EMBED;
+    const char *name = is_embed ? "embedding" : "head";
+    unit->kind = kind;
+    unit->first_row = part * rows_max;
+    if (model->parts == 1)
+        snprintf(unit->name, sizeof(unit->name), "%s", name);
+    else
+        snprintf(unit->name, sizeof(unit->name), "%s %" PRIu32 " of %" PRIu32, name, part + 1,
+                 model->parts);
+    const uint64_t left = c->vocab - unit->first_row;
+    add_tensor(unit, is_embed ? "model.embed_tokens.weight" : "lm_head.weight",
+               left < rows_max ? left : rows_max, c->hidden);
+    unit->tensors[0].source_first = unit->first_row * c->hidden;
+}
+
+static int build_units(struct sw_model *model, uint32_t parts) {
+    const struct sw_model_config *c = &model->config;
+    assert(parts <= SW_MODEL_PARTS_MAX);
+    if (parts == SW_MODEL_PARTS_BY_RULE) parts = count_parts(c);
+    if (parts > c->vocab) parts = c->vocab;
+    const uint64_t rows = sw_round_up(divide_up(c->vocab, parts), SW_MODEL_PART_ROWS_STEP);
+    model->parts = (uint32_t)divide_up(c->vocab, rows);
+    model->unit_count = model->parts + c->layers + 1 + (c->tied ? 0 : model->parts);
     model->units = calloc(model->unit_count, sizeof(*model->units));
     if (!model->units) return -ENOMEM;
-    struct sw_unit *embed = &model->units[0], *head = &model->units[c->layers + 1];
-    embed->kind = SW_UNIT_EMBED;
-    strcpy(embed->name, "embedding");
-    add_tensor(embed, "model.embed_tokens.weight", c->vocab, c->hidden);
-    for (uint32_t i = 0; i < c->layers; i++) build_layer(&model->units[i + 1], c, i);
-    head->kind = SW_UNIT_HEAD;
-    strcpy(head->name, "head");
-    add_tensor(head, "model.norm.weight", c->hidden, 0);
-    if (!c->tied) add_tensor(head, "lm_head.weight", c->vocab, c->hidden);
+    for (uint32_t i = 0; i < model->parts; i++) {
+        build_part(&model->units[i], model, SW_UNIT_EMBED, i, rows);
+        if (!c->tied)
+            build_part(&model->units[sw_model_head_unit(model, i)], model, SW_UNIT_HEAD, i, rows);
+    }
+    for (uint32_t i = 0; i < c->layers; i++)
+        build_layer(&model->units[sw_model_first_layer(model) + i], c, i);
+    struct sw_unit *norm = &model->units[sw_model_norm_unit(model)];
+    norm->kind = SW_UNIT_NORM;
+    strcpy(norm->name, "norm");
+    add_tensor(norm, "model.norm.weight", c->hidden, 0);
     for (uint32_t i = 0; i < model->unit_count; i++) model->params += model->units[i].params;
     return 0;
 }
@@ -98,7 +136,7 @@ static int find_config(struct sw_model *model, const char *path, char **file) {
     return *file ? 0 : -ENOMEM;
 }
 
-int sw_model_open_json(struct sw_model *model, const char *path, json_t **root) {
+int sw_model_open_json(struct sw_model *model, const char *path, uint32_t parts, json_t **root) {
     assert(model && path);
     memset(model, 0, sizeof(*model));
     char *file = NULL;
@@ -114,7 +152,7 @@ int sw_model_open_json(struct sw_model *model, const char *path, json_t **root) 
             sw_error("%s: line %d, column %d: %s", file, error.line, error.column, error.text);
     }
     if (ret == 0) ret = sw_model_parse_config(&model->config, *root, file);
-    if (ret == 0) ret = build_units(model);
+    if (ret == 0) ret = build_units(model, parts);
     free(file);
     if (ret < 0) {
         json_decref(*root);
@@ -126,19 +164,23 @@ int sw_model_open_json(struct sw_model *model, const char *path, json_t **root) 
 
 int sw_model_open_config(struct sw_model *model, const char *path) {
     json_t *root = NULL;
-    const int ret = sw_model_open_json(model, path, &root);
+    const int ret = sw_model_open_json(model, path, SW_MODEL_PARTS_BY_RULE, &root);
     json_decref(root);
     return ret;
 }
 
-int sw_model_open(struct sw_model *model, const char *dir) {
+int sw_model_open_cut(struct sw_model *model, const char *dir, uint32_t parts) {
     json_t *root = NULL;
-    int ret = sw_model_open_json(model, dir, &root);
+    int ret = sw_model_open_json(model, dir, parts, &root);
     if (ret < 0) return ret;
     ret = sw_weights_open(model, root);
     if (ret == -ENOMEM) sw_error("%s: no memory for the tables of its tensors", dir);
     if (ret < 0) sw_model_close(model);
     return ret;
+}
+
+int sw_model_open(struct sw_model *model, const char *dir) {
+    return sw_model_open_cut(model, dir, SW_MODEL_PARTS_BY_RULE);
 }
 
 void sw_model_close(struct sw_model *model) {
@@ -163,7 +205,8 @@ void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, 
         if (at < tensor_end) {
             const uint64_t stop = end < tensor_end ? end : tensor_end;
             const struct sw_weight *place = &model->weights->places[unit][i];
-            sw_safetensors_read(place->file, place->tensor, at - tensor->first, stop - at,
+            sw_safetensors_read(place->file, place->tensor,
+                                tensor->source_first + (at - tensor->first), stop - at,
                                 out + (at - first));
             at = stop;
         }
@@ -181,7 +224,8 @@ uint64_t sw_model_fingerprint(const struct sw_model *model) {
     for (uint32_t u = 0; u < model->unit_count; u++)
         for (uint32_t i = 0; i < model->units[u].tensor_count; i++) {
             const struct sw_tensor *tensor = &model->units[u].tensors[i];
-            const uint64_t shape[2] = {tensor->rows, tensor->cols};
+            const uint64_t shape[2] = {sw_model_source_rows(model, u, i), tensor->cols};
+            if (tensor->source_first > 0) continue; /* a tensor counts once, with its first piece */
             XXH64_update(state, tensor->name, strlen(tensor->name) + 1);
             XXH64_update(state, shape, sizeof(shape));
         }

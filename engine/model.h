@@ -26,14 +26,16 @@ struct sw_model_config {
 
 enum { SW_TENSORS_PER_UNIT_MAX = 9, SW_TENSOR_NAME_MAX = 96 };
 
-/* A tensor's place in its unit, in elements; each starts on 128 elements (256 B in BF16). */
+/* A tensor of a unit, or the rows of one that the unit holds. Its place in the unit is counted in
+ * elements and starts on 128 of them (256 B in BF16). */
 struct sw_tensor {
     char name[SW_TENSOR_NAME_MAX]; /* as in the files: "model.layers.0.mlp.up_proj.weight" */
-    uint64_t rows, cols;           /* cols is 0 for a vector */
+    uint64_t rows, cols;           /* in this unit; cols is 0 for a vector */
     uint64_t first, count;
+    uint64_t source_first; /* elements of the files' tensor before this piece; 0 for a whole one */
 };
 
-enum sw_unit_kind { SW_UNIT_EMBED, SW_UNIT_LAYER, SW_UNIT_HEAD };
+enum sw_unit_kind { SW_UNIT_EMBED, SW_UNIT_LAYER, SW_UNIT_NORM, SW_UNIT_HEAD };
 
 /* Indices of a layer's tensors in its unit. */
 enum {
@@ -47,21 +49,31 @@ enum {
     SW_LAYER_UP,
     SW_LAYER_DOWN
 };
-/* The embedding's unit has one tensor; the head's has the final norm and, untied, the matrix. */
-enum { SW_HEAD_NORM, SW_HEAD_MATRIX };
 
+/* The units of the embedding, the norm and the head have one tensor each, tensors[0]. Those of the
+ * embedding and the head are parts of the vocabulary: rows [first_row, first_row + tensors[0].rows)
+ * of the matrix. first_row is 0 in all others. */
 struct sw_unit {
     enum sw_unit_kind kind;
-    char name[32]; /* "embedding", "layer 7", "head" */
+    char name[32]; /* "embedding", "layer 7", "norm", "head"; of several parts "head 1 of 3" */
+    uint64_t first_row;
     uint32_t tensor_count;
     struct sw_tensor tensors[SW_TENSORS_PER_UNIT_MAX];
     uint64_t count;  /* elements with padding, a multiple of 128 */
     uint64_t params; /* elements without it */
 };
 
+enum { SW_MODEL_PARTS_MAX = 64, SW_MODEL_PART_ROWS_STEP = 16 };
+
+/* Units in order: the parts of the embedding, the layers, the norm, the parts of the head (none
+ * when it is tied). The vocabulary is cut so that, up to SW_MODEL_PARTS_MAX, a part has no more
+ * elements than a layer before its rows are rounded up to a multiple of SW_MODEL_PART_ROWS_STEP;
+ * the last part has the rest. The cut follows from the configuration alone, because the order of
+ * the head's sums, and so the bits of a run, depend on it. */
 struct sw_model {
     struct sw_model_config config;
-    uint32_t unit_count; /* layers + 2: embedding, layers, norm + head */
+    uint32_t parts; /* of the vocabulary, at least 1 */
+    uint32_t unit_count;
     struct sw_unit *units;
     uint64_t params;
     struct sw_weights *weights; /* the mapped files; NULL when only the configuration was opened */
@@ -72,6 +84,17 @@ struct sw_model {
 int sw_model_open(struct sw_model *model, const char *dir);
 int sw_model_open_config(struct sw_model *model, const char *path);
 void sw_model_close(struct sw_model *model);
+
+static inline uint32_t sw_model_first_layer(const struct sw_model *model) {
+    return model->parts;
+}
+static inline uint32_t sw_model_norm_unit(const struct sw_model *model) {
+    return model->parts + model->config.layers;
+}
+/* The unit with the head's matrix for a part of the vocabulary: the embedding's when tied. */
+static inline uint32_t sw_model_head_unit(const struct sw_model *model, uint32_t part) {
+    return model->config.tied ? part : sw_model_norm_unit(model) + 1 + part;
+}
 
 /* FP32 values of elements [first, first + count) of a unit; padding reads as 0. */
 void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
@@ -87,7 +110,8 @@ struct sw_model_file {
 uint32_t sw_model_file_count(const struct sw_model *model);
 struct sw_model_file sw_model_file(const struct sw_model *model, uint32_t i);
 
-/* A hash over names, shapes and the files' sizes and headers: says "the same model files". */
+/* A hash over names, shapes and the files' sizes and headers: says "the same model files",
+ * whatever the cut of the vocabulary. */
 uint64_t sw_model_fingerprint(const struct sw_model *model);
 
 /* Supplies elements [first, first + count) of a unit in `dtype` (BF16 or FP32). 0 or -errno. */
@@ -95,7 +119,8 @@ typedef int (*sw_model_fetch)(void *ctx, uint32_t unit, uint64_t first, uint64_t
                               enum sw_dtype dtype, void *out);
 
 /* Writes a model folder: config.json with its dtype following, model.safetensors (or shards of at
- * most 5 GB with an index), and the tokenizer and generation files of model->dir carried along.
+ * most 5 GB with an index), and the tokenizer and generation files of model->dir carried along. A
+ * matrix of several units is written whole, so the files do not show how the vocabulary is cut.
  * `dir` must exist. Everything is written to temporary names in `dir`, synced, then renamed,
  * config.json last: whatever happens, a folder with config.json is complete. */
 int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,

@@ -97,8 +97,9 @@ static int fetch_init(void *ctx, uint32_t unit, uint64_t first, uint64_t count, 
     uint32_t t = 0;
     while (t + 1 < u->tensor_count && u->tensors[t + 1].first <= first) t++;
     const struct sw_tensor *tensor = &u->tensors[t];
-    const uint64_t begin = first - tensor->first, end = begin + count;
-    assert(end <= tensor->count);
+    assert(first - tensor->first + count <= tensor->count);
+    /* Counted in the whole tensor: how it is cut into units changes no value. */
+    const uint64_t begin = tensor->source_first + (first - tensor->first), end = begin + count;
     if (tensor->cols == 0) {
         for (uint64_t i = 0; i < count; i++) put(dtype, out, i, 1.0f);
         return 0;
@@ -122,7 +123,7 @@ static int fetch_init(void *ctx, uint32_t unit, uint64_t first, uint64_t count, 
 int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum sw_dtype dtype) {
     struct sw_model model;
     json_t *root = NULL;
-    int ret = sw_model_open_json(&model, config_path, &root);
+    int ret = sw_model_open_json(&model, config_path, SW_MODEL_PARTS_BY_RULE, &root);
     if (ret < 0) return ret;
     const json_t *range = json_object_get(root, "initializer_range");
     struct init init = {&model, seed, 0.02, sw_teams_default()}; /* the library's default range */

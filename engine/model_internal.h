@@ -24,8 +24,22 @@ struct sw_weights {
 /* Fills config from the JSON object of `path` (named in errors). */
 int sw_model_parse_config(struct sw_model_config *config, const json_t *root, const char *path);
 
-/* Opens a configuration and hands over its JSON, which the caller releases. */
-int sw_model_open_json(struct sw_model *model, const char *path, json_t **root);
+/* Opens a configuration and hands over its JSON, which the caller releases. parts: how many the
+ * vocabulary is cut into, SW_MODEL_PARTS_BY_RULE (what all but tests ask for) or 1 to
+ * SW_MODEL_PARTS_MAX; fewer come of it where rounding the rows up would leave a part empty. */
+enum { SW_MODEL_PARTS_BY_RULE = 0 };
+int sw_model_open_json(struct sw_model *model, const char *path, uint32_t parts, json_t **root);
+
+/* sw_model_open() with the cut given. */
+int sw_model_open_cut(struct sw_model *model, const char *dir, uint32_t parts);
+
+/* The rows that tensors[i] of a unit has as a whole, in the files. */
+static inline uint64_t sw_model_source_rows(const struct sw_model *model, uint32_t unit,
+                                            uint32_t i) {
+    const struct sw_unit *u = &model->units[unit];
+    const int is_part = u->kind == SW_UNIT_EMBED || u->kind == SW_UNIT_HEAD;
+    return is_part ? model->config.vocab : u->tensors[i].rows;
+}
 
 /* Opens, checks and places the files of model->dir; takes over root. model is unchanged on failure,
  * where root is released. */

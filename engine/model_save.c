@@ -45,8 +45,8 @@ int sw_model_is_companion(const char *name) {
     return 0;
 }
 
-struct source { /* of one tensor to write */
-    uint32_t unit, tensor, shard;
+struct source { /* of one tensor to write: tensors[tensor] of units [unit, unit + pieces) */
+    uint32_t unit, tensor, pieces, shard;
 };
 
 struct save {
@@ -55,7 +55,7 @@ struct save {
     enum sw_dtype dtype;
     sw_model_fetch fetch;
     void *ctx;
-    struct sw_safetensors_entry *entries; /* all tensors, in unit order */
+    struct sw_safetensors_entry *entries; /* all tensors, whole, in unit order */
     struct source *sources;
     uint32_t count, shard_count;
     uint64_t total_bytes;
@@ -64,35 +64,51 @@ struct save {
     uint32_t name_count;
 };
 
-/* Sums and shards: a shard is closed before its data or its header would pass the limit. */
-static int plan(struct save *s, uint64_t shard_bytes_max) {
-    for (uint32_t u = 0; u < s->model->unit_count; u++) s->count += s->model->units[u].tensor_count;
-    s->entries = calloc(s->count, sizeof(*s->entries));
-    s->sources = calloc(s->count, sizeof(*s->sources));
-    s->block = malloc(BLOCK_ELEMENTS * sw_dtype_bytes(s->dtype));
-    if (!s->entries || !s->sources || !s->block) return -ENOMEM;
-    uint64_t data = 0, header = 0;
-    uint32_t next = 0;
+/* Lists the tensors; the pieces of one lie in units that follow each other. */
+static int list_tensors(struct save *s) {
+    uint32_t pieces = 0;
+    for (uint32_t u = 0; u < s->model->unit_count; u++) pieces += s->model->units[u].tensor_count;
+    s->entries = calloc(pieces, sizeof(*s->entries));
+    s->sources = calloc(pieces, sizeof(*s->sources));
+    if (!s->entries || !s->sources) return -ENOMEM;
     for (uint32_t u = 0; u < s->model->unit_count; u++)
         for (uint32_t i = 0; i < s->model->units[u].tensor_count; i++) {
             const struct sw_tensor *tensor = &s->model->units[u].tensors[i];
-            const uint64_t bytes = tensor->count * sw_dtype_bytes(s->dtype);
-            const uint64_t head = sw_safetensors_entry_bytes(tensor->name);
-            if (data > 0 && (data + bytes > shard_bytes_max ||
-                             header + head > SW_SAFETENSORS_HEADER_BYTES_MAX - 4096)) {
-                s->shard_count++;
-                data = header = 0;
+            if (tensor->source_first > 0) {
+                s->sources[s->count - 1].pieces++;
+                continue;
             }
-            data += bytes;
-            header += head;
-            s->total_bytes += bytes;
-            s->entries[next] =
-                (struct sw_safetensors_entry){tensor->name, tensor->rows, tensor->cols};
-            s->sources[next++] = (struct source){u, i, s->shard_count};
+            s->entries[s->count] = (struct sw_safetensors_entry){
+                tensor->name, sw_model_source_rows(s->model, u, i), tensor->cols};
+            s->sources[s->count++] = (struct source){.unit = u, .tensor = i, .pieces = 1};
         }
+    return 0;
+}
+
+/* Sums and shards: a shard is closed before its data or its header would pass the limit. */
+static int plan(struct save *s, uint64_t shard_bytes_max) {
+    const int ret = list_tensors(s);
+    if (ret < 0) return ret;
+    uint64_t data = 0, header = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct sw_safetensors_entry *entry = &s->entries[i];
+        const uint64_t count = entry->rows * (entry->cols ? entry->cols : 1);
+        const uint64_t bytes = count * sw_dtype_bytes(s->dtype);
+        const uint64_t head = sw_safetensors_entry_bytes(entry->name);
+        if (data > 0 && (data + bytes > shard_bytes_max ||
+                         header + head > SW_SAFETENSORS_HEADER_BYTES_MAX - 4096)) {
+            s->shard_count++;
+            data = header = 0;
+        }
+        data += bytes;
+        header += head;
+        s->total_bytes += bytes;
+        s->sources[i].shard = s->shard_count;
+    }
     s->shard_count++;
+    s->block = malloc(BLOCK_ELEMENTS * sw_dtype_bytes(s->dtype));
     s->names = calloc(s->shard_count + COMPANIONS + 2, sizeof(*s->names));
-    return s->names ? 0 : -ENOMEM;
+    return s->block && s->names ? 0 : -ENOMEM;
 }
 
 static void shard_name(const struct save *s, uint32_t shard, char *out) {
@@ -108,19 +124,27 @@ static char *partial_path(const struct save *s, const char *name) {
     return asprintf(&path, "%s/%s.partial", s->dir, name) < 0 ? NULL : path;
 }
 
-static int write_tensor(struct save *s, struct sw_safetensors_writer *writer,
-                        const struct source *source) {
-    const struct sw_tensor *tensor = &s->model->units[source->unit].tensors[source->tensor];
+static int write_piece(struct save *s, struct sw_safetensors_writer *writer, uint32_t unit,
+                       uint32_t index) {
+    const struct sw_tensor *tensor = &s->model->units[unit].tensors[index];
     for (uint64_t done = 0; done < tensor->count;) {
         const uint64_t left = tensor->count - done;
         const uint64_t count = left < BLOCK_ELEMENTS ? left : BLOCK_ELEMENTS;
-        int ret = s->fetch(s->ctx, source->unit, tensor->first + done, count, s->dtype, s->block);
+        int ret = s->fetch(s->ctx, unit, tensor->first + done, count, s->dtype, s->block);
         if (ret == 0)
             ret = sw_safetensors_write(writer, s->block, count * sw_dtype_bytes(s->dtype));
         if (ret < 0) return ret;
         done += count;
     }
     return 0;
+}
+
+static int write_tensor(struct save *s, struct sw_safetensors_writer *writer,
+                        const struct source *source) {
+    int ret = 0;
+    for (uint32_t i = 0; i < source->pieces && ret == 0; i++)
+        ret = write_piece(s, writer, source->unit + i, source->tensor);
+    return ret;
 }
 
 static int write_shard(struct save *s, uint32_t shard, uint32_t first, uint32_t count) {

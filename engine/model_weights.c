@@ -155,8 +155,9 @@ static const char *print_shape(uint32_t dims, const uint64_t *shape, char *out, 
     return out;
 }
 
-static int check_shape(const struct entry *found, const struct sw_tensor *tensor) {
-    const uint64_t expected[2] = {tensor->rows, tensor->cols};
+/* rows: of the whole tensor. */
+static int check_shape(const struct entry *found, const struct sw_tensor *tensor, uint64_t rows) {
+    const uint64_t expected[2] = {rows, tensor->cols};
     const uint32_t dims = tensor->cols ? 2 : 1;
     const struct sw_safetensors_tensor *have = found->tensor;
     if (have->dims == dims && !memcmp(have->shape, expected, dims * sizeof(expected[0]))) return 0;
@@ -178,7 +179,7 @@ static int place_tensors(const struct sw_model *model, struct sw_weights *weight
                 sw_error("%s: tensor '%s' is missing", model->dir, tensor->name);
                 return -EINVAL;
             }
-            const int ret = check_shape(found, tensor);
+            const int ret = check_shape(found, tensor, sw_model_source_rows(model, u, i));
             if (ret < 0) return ret;
             found->used = 1;
             weights->places[u][i] = (struct sw_weight){found->file, found->tensor};

@@ -23,7 +23,7 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->max_skips = 10;
     options->dtype = SW_BF16;
     options->grad_dtype = SW_BF16;
-    options->optimizer = SW_TIER_HOST;
+    options->checkpoint_every = 1;
     options->overlap = SW_OVERLAP_AUTO;
     options->chunk_bytes = 8 << 20;
 }

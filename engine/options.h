@@ -6,8 +6,9 @@
 #define ENGINE_OPTIONS_H
 #include <stdint.h>
 #include "base/bf16.h"
+#include "cpu_adam/adam.h"
 #include "engine/data.h"
-#include "offload/placement.h"
+#include "offload/tiers.h"
 
 enum sw_schedule { SW_SCHEDULE_CONSTANT, SW_SCHEDULE_LINEAR, SW_SCHEDULE_COSINE };
 enum sw_decay { SW_DECAY_MATRICES, SW_DECAY_ALL };
@@ -41,7 +42,9 @@ struct sw_train_options {
     enum sw_dtype dtype, grad_dtype;
     enum sw_adam_master master;
     enum sw_adam_moments moments;
-    enum sw_tier optimizer;
+    struct sw_tiers params, optimizer, gradients, activations; /* not chosen: by what fits */
+    uint32_t checkpoint_every;                       /* layers from one kept input to the next */
+    uint64_t device_memory_bytes, host_memory_bytes; /* budgets of the pools; 0: none */
     enum sw_overlap overlap;
     uint64_t chunk_bytes; /* of a record on disk */
     int threads;          /* of Adam; 0: what the affinity mask and the quota give */

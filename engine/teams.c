@@ -15,7 +15,7 @@
 
 static_assert((int)SW_TEAM_THREADS_MAX <= (int)SW_ADAM_THREADS_MAX, "Adam runs any team");
 
-/* Transfer threads of the store where io_uring is refused, reading and writing. */
+/* Transfer threads of a store where io_uring is refused, reading and writing. */
 enum { STORE_THREADS = 2 * 8 };
 
 int sw_teams_threads(const struct sw_team_sizes *s) {
@@ -54,6 +54,16 @@ int sw_teams_default(void) {
     return sw_thread_trial(threads - 1, why, sizeof(why)) + 1;
 }
 
+/* States that are on NVMe, or may come there because a budget says so: a store each. */
+static int states_on_nvme(const struct sw_train_options *o) {
+    const struct sw_tiers states[] = {o->params, o->optimizer, o->gradients, o->activations};
+    const int budget = o->device_memory_bytes > 0 || o->host_memory_bytes > 0;
+    int count = 0;
+    for (int i = 0; i < 4; i++)
+        count += sw_tiers_has(states[i], SW_TIER_NVME) || (budget && !sw_tiers_chosen(states[i]));
+    return count;
+}
+
 void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     assert(o && t && o->threads >= 0 && o->device_threads >= 0);
     if (o->threads) warn_size("--threads", o->threads, t);
@@ -61,9 +71,10 @@ void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     if (o->threads == 0) o->threads = sw_topology_adam_threads(t);
     if (o->device_threads == 0) o->device_threads = sw_topology_threads(t);
     const struct sw_team_sizes wanted = {o->threads, o->device_threads,
-                                         o->optimizer == SW_TIER_DEVICE};
+                                         sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE)};
+    const int stores = states_on_nvme(o);
     int lanes = SW_LANE_COUNT + (o->trace != NULL);
-    if (o->optimizer == SW_TIER_NVME) lanes += STORE_THREADS + (int)o->nvme_count; /* a sync each */
+    if (stores) lanes += stores * STORE_THREADS + (int)o->nvme_count; /* a sync each */
     char why[160];
     const int made = sw_thread_trial(lanes + sw_teams_threads(&wanted), why, sizeof(why));
     struct sw_team_sizes sizes = wanted;

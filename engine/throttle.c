@@ -28,8 +28,7 @@ static uint64_t due(struct sw_throttle_lane *lane, uint64_t start_ns, double wor
 }
 
 static int is_compute(const struct sw_task *task) {
-    return task->kind == SW_TASK_FORWARD || task->kind == SW_TASK_BACKWARD ||
-           task->kind == SW_TASK_EVAL_HEAD;
+    return task->lane == SW_LANE_COMPUTE && task->kind != SW_TASK_DEVICE_ADAM;
 }
 
 static uint64_t rate_of(const struct sw_throttle *t, const struct sw_task *task) {

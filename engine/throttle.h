@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include "engine/executor.h"
 
-/* The work of a task of these kinds: bytes of an ADAM, floating-point operations of a FORWARD, a
- * BACKWARD or an EVAL_HEAD; 0 where the run leaves the task out (a skipped step, a stop). What the
+/* The work of a task: bytes of an ADAM, floating-point operations of what the compute lane does for
+ * the model; 0 where the run leaves the task out (a skipped step, a stop). What the
  * copies and NVMe lanes moved stands in run->bytes. */
 typedef double (*sw_work)(void *ctx, struct sw_run *run, const struct sw_task *task);
 

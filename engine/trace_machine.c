@@ -35,7 +35,8 @@ static void add_peak(struct sw_trace *trace, enum sw_lane lane, double measured,
 void sw_trace_machine(struct sw_trace *trace, const struct sw_train_options *o) {
     if (!trace) return;
     double drives[2] = {0, 0};
-    if (o->optimizer == SW_TIER_NVME)
+    if (sw_tiers_has(o->optimizer, SW_TIER_NVME) || sw_tiers_has(o->params, SW_TIER_NVME) ||
+        sw_tiers_has(o->gradients, SW_TIER_NVME) || sw_tiers_has(o->activations, SW_TIER_NVME))
         drives_peak(o->nvme_count ? o->nvme : &o->out, o->nvme_count ? o->nvme_count : 1, drives);
     add_peak(trace, SW_LANE_H2D, 0, o->sim.copy_bytes[0]);
     add_peak(trace, SW_LANE_D2H, 0, o->sim.copy_bytes[1]);

@@ -48,11 +48,6 @@ static void resolve_steps(struct sw_trainer *t) {
     const uint64_t rows = (uint64_t)o->micro_batch * o->accumulate;
     if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
-    if (o->commit_every < 0)
-        o->commit_every = o->optimizer == SW_TIER_NVME ? 1
-                          : o->save_every              ? (int64_t)o->save_every
-                          : o->keep_store              ? (int64_t)o->steps
-                                                       : 0;
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
     if (o->overlap == SW_OVERLAP_AUTO)
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
@@ -79,22 +74,16 @@ static void write_numerics_key(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     snprintf(t->numerics_key, sizeof(t->numerics_key),
              "ranks=1 micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=fp32 "
-             "grad_dtype=%s moments=%s head_slice=%llu operators=%s%s",
+             "grad_dtype=%s moments=%s head_slice=%llu vocabulary_parts=%u operators=%s%s",
              o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
              sw_dtype_name(o->grad_dtype), o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
-             (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens),
+             (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens), t->model.parts,
              t->device.ops->numerics(t->device.device),
              o->sim.flops ? ", left out (--sim-flops)" : "");
 }
 
 static int build_turns(struct sw_trainer *t) {
-    t->shape = (struct sw_turn_shape){
-        .unit_count = t->model.unit_count,
-        .micro_count = t->options.accumulate,
-        .tied = t->model.config.tied,
-        .overlap = t->options.overlap,
-        .placement = &t->placement,
-    };
+    t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
     sw_turn_shape_pick_late(&t->shape, t->unit_elements);
     const struct sw_turn_shape *s = &t->shape;
     const int late = sw_turn_shape_is_late(s);
@@ -117,6 +106,9 @@ static int build_turns(struct sw_trainer *t) {
         return -EINVAL;
     }
 #endif
+    struct sw_turn *const built[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
+                                     &t->drain, &t->eval_first, &t->eval_next};
+    for (size_t i = 0; i < sizeof(built) / sizeof(built[0]); i++) sw_turn_settle(built[i]);
     return 0;
 }
 
@@ -193,36 +185,20 @@ static int open_executor(struct sw_trainer *t) {
                             lane_max);
 }
 
-/* What does not fit is refused before anything is allocated or written. */
-static int check_memory(const struct sw_trainer *t) {
-    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
-    const int count = sw_placement_table(&t->placement, &t->input, rows);
-    const uint64_t need = sw_placement_bytes(rows, count, SW_TIER_DEVICE) +
-                          sw_placement_bytes(rows, count, SW_TIER_HOST);
-    if (need <= t->topology.memory_bytes) return 0;
-    char a[32], b[32];
-    sw_error("the run needs %s of memory and this machine has %s: use --optimizer nvme, a smaller "
-             "--micro-batch, --accumulate or --seq-len (--dry-run prints the table)",
-             sw_size_print(need, a, sizeof(a)),
-             sw_size_print(t->topology.memory_bytes, b, sizeof(b)));
-    return -ENOMEM;
-}
-
 static void announce_team(const struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     for (uint32_t c = 0; c < p->chunk_count; c++) {
         const struct sw_chunk *chunk = &p->chunks[c];
         if (chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
-        const char *record =
-            chunk->tier == SW_TIER_HOST ? t->host_state + chunk->record_offset : t->chunk_slots;
+        const char *record = chunk->tier == SW_TIER_HOST ? t->host_state + chunk->record_offset
+                                                         : t->rings[SW_RING_STATE];
         sw_team_announce(t->team, record, chunk->record_bytes);
         return;
     }
 }
 
 int sw_trainer_start(struct sw_trainer *t) {
-    int ret = check_memory(t);
-    if (ret == 0) ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
+    int ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) ret = sw_trainer_load(t);

@@ -1,13 +1,18 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
- * trainer_memory.c (pools), trainer_store.c (the store and its commits), trainer_lanes.c (what each
- * task does), trainer_run.c (the loop, evaluation and saving).
+ * trainer_memory.c (pools), trainer_load.c (what they begin with, and weights in and out of their
+ * tiers), trainer_store.c (the store and its commits), trainer_spill.c (what else is on NVMe),
+ * trainer_lanes.c and trainer_compute.c (what each task does), trainer_run.c (the loop, evaluation
+ * and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
  * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
  * trainer's thread once it is finished. */
 #ifndef ENGINE_TRAINER_INTERNAL_H
 #define ENGINE_TRAINER_INTERNAL_H
+#include <assert.h>
 #include "cpu_adam/adam.h"
+#include "engine/drives.h"
+#include "engine/budget.h"
 #include "engine/executor.h"
 #include "engine/llama.h"
 #include "engine/throttle.h"
@@ -51,7 +56,28 @@ struct chunk_state {
 struct unit_norms {
     double *block_sums; /* host, block_count */
     uint64_t block_count;
-    struct sw_nonfinite bad;
+};
+
+/* What lies on NVMe for the length of the run, beside the optimizer's store: files without a second
+ * home, dropped at the end. */
+enum spill { SPILL_WEIGHTS, SPILL_GRADS, SPILL_KEPT, SPILL_COUNT };
+
+struct spill_store {
+    struct sw_nvme_store *store;           /* NULL: nothing of it is on NVMe */
+    struct sw_nvme_queue *reader, *writer; /* of the lanes */
+    struct sw_nvme_queue *idle[2];         /* read, write: the trainer's thread's */
+    uint32_t *record_of;                   /* by chunk, or by group and micro-batch */
+    uint32_t *checksums;                   /* by record: CRC-32C of what was written */
+    uint64_t *bytes;                       /* by record, not rounded up */
+};
+
+/* A transfer of an NVMe lane. */
+struct lane_request {
+    struct sw_nvme_req req;
+    struct sw_nvme_queue *queue;
+    struct spill_store *spill; /* NULL: an optimizer record */
+    struct step_record *record;
+    uint32_t unit;
 };
 
 struct eval_state {
@@ -82,15 +108,16 @@ struct sw_trainer {
     /* Device memory: one allocation, carved. */
     char *device_base;
     uint64_t device_bytes, device_used;
-    char **weights;              /* by unit */
-    char *kept;                  /* [unit - 1][micro], activation_bytes each */
-    char *between;               /* [micro]: the gradient between units */
-    char *acc[SW_ACC_SLOTS + 1]; /* the last one is the tied embedding's */
-    char *grad_slots[SW_GRAD_SLOTS];
-    char **grad_resident;     /* by unit, when they stay on the device */
-    double **block_sums;      /* by unit */
-    struct sw_nonfinite *bad; /* by unit */
-    double *loss_sums;        /* by micro */
+    char *rings[SW_RING_COUNT];              /* on their side of the border */
+    char *weights;                           /* of all units, where they stay */
+    char *kept, *group;                      /* kept inputs that stay; inputs inside a group */
+    char *norm_input, *head_input, *between; /* [micro], activation_bytes each */
+    float *head_grad, *stats;                /* [micro][tokens][hidden], [micro][tokens][3] */
+    char *head_acc;                          /* by part, where the head is whole */
+    char *grads;                             /* that wait on the device */
+    double **block_sums;                     /* by unit */
+    struct sw_nonfinite *bad;                /* by chunk: the first of each span counts */
+    double *loss_sums;                       /* by micro */
     int32_t *batch_tokens, *batch_targets;
     uint8_t *batch_mask;
     struct sw_device_adam_step *device_step;
@@ -99,20 +126,26 @@ struct sw_trainer {
 
     /* Host memory. */
     struct sw_arena arena;
-    char *host_state, **host_grads, *chunk_slots, *emit_slots;
+    char *host_weights, *host_state, *host_grads, *host_kept;
     int32_t *stage_tokens, *stage_targets;
     uint8_t *stage_mask;
     struct unit_norms *norms; /* by unit */
+    struct sw_nonfinite *host_bad;
     double *host_loss_sums;
     struct sw_device_adam_step host_step; /* staging of the device's scalars */
     struct chunk_state *chunks;
+    char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
+    uint32_t fetched_chunk; /* whose weights are in it, from NVMe; UINT32_MAX: none */
 
     struct sw_nvme_store *store;
-    struct sw_nvme_queue *reader, *writer;                 /* of the lanes */
-    struct sw_nvme_queue *idle[2];                         /* read, write: the trainer's thread's */
-    struct sw_nvme_req requests[2][SW_LANE_IN_FLIGHT_MAX]; /* read, write; a ring each */
-    uint32_t request_next[2];
+    struct sw_nvme_queue *reader, *writer; /* of the lanes */
+    struct sw_nvme_queue *idle[2];         /* read, write: the trainer's thread's */
+    struct spill_store spills[SPILL_COUNT];
+    /* Read, write: a ring each, in the order in which they were started. */
+    struct lane_request requests[2][SW_LANE_IN_FLIGHT_MAX];
+    uint32_t request_next[2], request_first[2];
     char store_mode[160];
+    struct sw_drives drives; /* as the store uses them */
 
     _Atomic uint64_t written_bytes; /* to the drives: records and commits */
     struct sw_journal *journal;     /* NULL: nothing is committed */
@@ -144,19 +177,83 @@ static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step)
     return &t->records[step % STEP_RECORDS];
 }
 
-/* trainer_memory.c: sizes, allocation, filling. */
+/* ---- where a task's things are ---- */
+
+static inline const struct sw_chunk *sw_chunk_of(const struct sw_trainer *t,
+                                                 const struct sw_task *task) {
+    return &t->placement.chunks[task->chunk];
+}
+
+static inline char *sw_slot_at(const struct sw_trainer *t, const struct sw_run *run,
+                               enum sw_ring ring, int32_t position) {
+    assert(position >= 0);
+    const uint64_t slot =
+        (run->ring_base[ring] + (uint64_t)position) % t->placement.ring_slots[ring];
+    return t->rings[ring] + slot * t->placement.ring_slot_bytes[ring];
+}
+
+static inline char *sw_slot(const struct sw_trainer *t, const struct sw_run *run,
+                            const struct sw_task *task, enum sw_ring ring) {
+    return sw_slot_at(t, run, ring, task->at[ring]);
+}
+
+static inline uint64_t sw_kept_index(const struct sw_trainer *t, uint32_t unit, uint32_t micro) {
+    const uint32_t layer = unit - t->model.parts;
+    return (uint64_t)sw_placement_group(&t->placement, layer) * t->options.accumulate + micro;
+}
+
+static inline struct step_record *sw_record_of(struct sw_trainer *t, const struct sw_run *run,
+                                               const struct sw_task *task) {
+    return sw_record(t, run->step - task->late);
+}
+
+/* Whether the step that a task belongs to was cancelled before it began: then the task does
+ * nothing. */
+static inline int sw_is_cancelled(const struct sw_run *run, const struct sw_task *task) {
+    if (task->late) return run->before && atomic_load(&run->before->cancelled);
+    return atomic_load(&run->cancelled);
+}
+
+static inline uint64_t *sw_bytes_of(struct sw_run *run, const struct sw_task *task) {
+    return &run->bytes[task - run->turn->tasks];
+}
+
+/* ---- the files ---- */
+
+/* trainer_memory.c: sizes, allocation. */
 int sw_trainer_size(struct sw_trainer *t);
 int sw_trainer_allocate(struct sw_trainer *t);
-int sw_trainer_load(struct sw_trainer *t);
 void sw_trainer_free_memory(struct sw_trainer *t);
 /* Chunk c's state in this record; gradient and weight are left NULL. */
 void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
                     struct sw_adam_chunk *out);
+/* Bytes of a chunk's weights. */
+uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
+
+/* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. */
+int sw_trainer_load(struct sw_trainer *t);
 /* A virgin chunk's record: the model's weights as masters, moments of zero, the rest zero. */
 void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record);
+/* Rounds the masters of a record to the working type. */
+void sw_trainer_round_masters(const struct sw_trainer *t, uint32_t c, void *record, void *weights);
+/* Puts the weights of t->weight_buffer where the chunk's are kept. */
+int sw_trainer_put_weights(struct sw_trainer *t, uint32_t c);
+/* A sw_model_fetch over the working weights, wherever they are. */
+int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
+                     void *out);
 
-int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
-                            const float *values, sw_bf16 *rounded);
+/* trainer_spill.c */
+int sw_trainer_open_spills(struct sw_trainer *t);
+void sw_trainer_close_spills(struct sw_trainer *t);
+/* Moves a record with idle lanes; checksums are made and compared. */
+int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int write, void *buffer);
+/* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */
+int sw_spill_check(const struct sw_trainer *t, const struct lane_request *request);
+
+/* trainer_compute.c: the tasks of the model, and their floating-point operations. */
+int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                       struct sw_stream *stream);
+double sw_trainer_flops(const struct sw_trainer *t, const struct sw_task *task);
 
 /* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task);
@@ -165,8 +262,7 @@ double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task
 int sw_trainer_find_commit(struct sw_trainer *t);
 int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
-/* values and rounded: room for `piece` weights. */
-int sw_trainer_restore(struct sw_trainer *t, float *values, sw_bf16 *rounded, uint64_t piece);
+int sw_trainer_restore(struct sw_trainer *t);
 void sw_trainer_close_store(struct sw_trainer *t);
 const char *sw_trainer_store_folder(const struct sw_trainer *t);
 /* Makes the newest state durable as that of `step`; all its writes are over. */
@@ -184,9 +280,9 @@ extern const struct sw_executor_ops sw_trainer_lanes;
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
                           const struct sw_device_adam_chunk *chunk, void *ctx);
 
-/* A sw_model_fetch over the device's working weights, for the trainer's thread when lanes are idle.
- */
-int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
-                     void *out);
+/* The folders of the run's files on NVMe, one per drive, and how a drive is used. */
+const char *const *sw_trainer_folders(const struct sw_trainer *t, uint32_t *count);
+void sw_trainer_lane_options(const struct sw_trainer *t, int write,
+                             struct sw_nvme_queue_options *o);
 
 #endif

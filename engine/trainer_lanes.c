@@ -6,58 +6,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include "base/crc32c.h"
 #include "base/log.h"
+#include "base/size.h"
 
 static_assert(SW_LANE_IN_FLIGHT_MAX <= SW_NVME_REQS_MAX, "every task in flight has a request");
-
-/* ---- where things are ---- */
-
-static const struct sw_chunk *chunk_of(const struct sw_trainer *t, const struct sw_task *task) {
-    return &t->placement.chunks[task->chunk];
-}
-
-static void *kept(const struct sw_trainer *t, uint32_t unit, uint32_t micro) {
-    const uint64_t index = (uint64_t)(unit - 1) * t->options.accumulate + micro;
-    return t->kept + index * t->input.activation_bytes;
-}
-
-static float *acc_of(const struct sw_trainer *t, uint32_t unit) {
-    if (unit == 0 && t->model.config.tied) return (float *)t->acc[SW_ACC_SLOTS];
-    return (float *)t->acc[(t->model.unit_count - 1 - unit) % SW_ACC_SLOTS];
-}
-
-static char *device_grad(const struct sw_trainer *t, uint32_t unit) {
-    if (t->grad_resident[unit]) return t->grad_resident[unit];
-    return t->grad_slots[(t->model.unit_count - 1 - unit) % SW_GRAD_SLOTS];
-}
-
-static char *chunk_slot(const struct sw_trainer *t, const struct sw_run *run,
-                        const struct sw_task *task) {
-    const uint64_t slot = (run->slot_base + (uint64_t)task->slot) % t->placement.chunk_slots;
-    return t->chunk_slots + slot * t->placement.chunk_slot_bytes;
-}
-
-static char *emit_slot(const struct sw_trainer *t, const struct sw_run *run,
-                       const struct sw_task *task) {
-    const uint64_t slot = (run->emit_base + (uint64_t)task->emit) % t->placement.emit_slots;
-    return t->emit_slots + slot * t->placement.emit_slot_bytes;
-}
-
-static struct step_record *record_of(struct sw_trainer *t, const struct sw_run *run,
-                                     const struct sw_task *task) {
-    return sw_record(t, run->step - task->late);
-}
-
-/* Whether the step that a task belongs to was cancelled before it began: then the task does
- * nothing. */
-static int is_cancelled(const struct sw_run *run, const struct sw_task *task) {
-    if (task->late) return run->before && atomic_load(&run->before->cancelled);
-    return atomic_load(&run->cancelled);
-}
-
-static uint64_t *bytes_of(struct sw_run *run, const struct sw_task *task) {
-    return &run->bytes[task - run->turn->tasks];
-}
 
 /* ---- batch ---- */
 
@@ -105,95 +58,6 @@ static int batch(struct sw_trainer *t, struct sw_run *run, const struct sw_task 
     return ret < 0 ? ret : ops->copy_h2d(stream, t->batch_mask + at, t->stage_mask + at, n);
 }
 
-/* ---- compute ---- */
-
-static int forward(struct sw_trainer *t, const struct sw_task *task, struct sw_stream *stream) {
-    const uint32_t u = task->unit, m = task->micro;
-    if (u == 0)
-        return sw_llama_embed(&t->llama, stream, t->weights[0],
-                              t->batch_tokens + m * t->micro_tokens, kept(t, 1, m));
-    return sw_llama_layer(&t->llama, stream, &t->model.units[u], t->weights[u], kept(t, u, m),
-                          kept(t, u + 1, m));
-}
-
-static int head(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
-                struct sw_stream *stream) {
-    const uint32_t u = task->unit, m = task->micro;
-    const struct sw_unit *unit = &t->model.units[u];
-    const uint64_t element = sw_dtype_bytes(t->options.dtype), at = m * t->micro_tokens;
-    const int tied = t->model.config.tied, backward = task->kind == SW_TASK_BACKWARD;
-    const struct sw_tensor *matrix = tied ? NULL : &unit->tensors[SW_HEAD_MATRIX];
-    const uint64_t tokens = backward ? sw_record(t, run->step)->tokens : 0;
-    const struct sw_llama_head h = {
-        .norm = t->weights[u] + unit->tensors[SW_HEAD_NORM].first * element,
-        .matrix = tied ? t->weights[0] : t->weights[u] + matrix->first * element,
-        .x = kept(t, u, m),
-        .targets = t->batch_targets + at,
-        .mask = t->batch_mask + at,
-        .scale = tokens ? (float)(1.0 / (double)tokens) : 0,
-        .loss_sum = t->loss_sums + m,
-        .dx = backward ? t->between + m * t->input.activation_bytes : NULL,
-        .d_norm = acc_of(t, u) + unit->tensors[SW_HEAD_NORM].first,
-        .d_matrix = tied ? acc_of(t, 0) : acc_of(t, u) + matrix->first,
-        .accumulate = m > 0,
-    };
-    return sw_llama_head(&t->llama, stream, &h);
-}
-
-/* Zeroes what lies between the tensors of a unit: slots are shared by units of other layouts. */
-static int zero_gaps(struct sw_trainer *t, uint32_t u, struct sw_stream *stream) {
-    const struct sw_unit *unit = &t->model.units[u];
-    float *acc = acc_of(t, u);
-    int ret = 0;
-    uint64_t at = 0;
-    for (uint32_t i = 0; i <= unit->tensor_count && ret == 0; i++) {
-        const uint64_t next = i < unit->tensor_count ? unit->tensors[i].first : unit->count;
-        if (next > at) ret = t->device.ops->zero(stream, acc + at, (next - at) * sizeof(*acc));
-        if (i < unit->tensor_count) at = next + unit->tensors[i].count;
-    }
-    return ret;
-}
-
-static int backward(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
-                    struct sw_stream *stream) {
-    const uint32_t u = task->unit, m = task->micro;
-    char *dx = t->between + m * t->input.activation_bytes;
-    if (m == 0) {
-        const int ret = zero_gaps(t, u, stream);
-        if (ret < 0) return ret;
-    }
-    if (u == t->model.unit_count - 1) return head(t, run, task, stream);
-    if (u == 0)
-        return sw_llama_embed_backward(&t->llama, stream, acc_of(t, 0),
-                                       m > 0 || t->model.config.tied,
-                                       t->batch_tokens + m * t->micro_tokens, dx);
-    return sw_llama_layer_backward(&t->llama, stream, &t->model.units[u], t->weights[u],
-                                   acc_of(t, u), m > 0, kept(t, u, m), dx);
-}
-
-static int reduce(struct sw_trainer *t, const struct sw_task *task, struct sw_stream *stream) {
-    const uint32_t u = task->unit;
-    return t->device.ops->round_norm(stream, device_grad(t, u), t->options.grad_dtype, acc_of(t, u),
-                                     t->unit_elements[u], t->block_sums[u], &t->bad[u]);
-}
-
-static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
-                struct sw_stream *stream) {
-    const struct sw_device_ops *ops = t->device.ops;
-    const uint32_t u = task->unit;
-    struct unit_norms *norms = &t->norms[u];
-    int ret = 0;
-    if (!t->grad_resident[u]) {
-        const uint64_t bytes = t->unit_elements[u] * sw_dtype_bytes(t->options.grad_dtype);
-        ret = ops->copy_d2h(stream, t->host_grads[u], device_grad(t, u), bytes);
-        *bytes_of(run, task) = bytes;
-    }
-    if (ret == 0)
-        ret = ops->copy_d2h(stream, norms->block_sums, t->block_sums[u],
-                            norms->block_count * sizeof(double));
-    return ret < 0 ? ret : ops->copy_d2h(stream, &norms->bad, &t->bad[u], sizeof(norms->bad));
-}
-
 /* ---- verdicts ---- */
 
 static double step_loss(const struct sw_trainer *t, const struct step_record *record) {
@@ -210,10 +74,26 @@ static const char *tensor_name(const struct sw_trainer *t, uint32_t unit, uint64
     return "padding";
 }
 
-/* The first unit (from the head down, as gradients arrive) with a non-finite gradient, or -1. */
+/* What is not finite in a unit's gradient: the count, and the first value's place in the unit. */
+static struct sw_nonfinite bad_of(const struct sw_trainer *t, uint32_t unit) {
+    const struct sw_placement *p = &t->placement;
+    struct sw_nonfinite sum = {0};
+    for (uint32_t c = p->unit_first_chunk[unit]; c < p->unit_first_chunk[unit + 1];
+         c = p->chunks[c].span_end) {
+        const struct sw_nonfinite *bad = &t->host_bad[c];
+        if (bad->count == 0) continue;
+        if (sum.count == 0)
+            sum = (struct sw_nonfinite){0, p->chunks[c].first + bad->first, bad->is_nan, 0};
+        sum.count += bad->count;
+    }
+    return sum;
+}
+
+/* The first unit (from the last one down, as gradients arrive) with a non-finite gradient, or -1.
+ */
 static int64_t find_bad(const struct sw_trainer *t) {
     for (uint32_t u = t->model.unit_count; u-- > 0;)
-        if (t->norms[u].bad.count) return u;
+        if (bad_of(t, u).count) return u;
     return -1;
 }
 
@@ -269,10 +149,10 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
 /* Which gradient is not finite: the unit's count, and the tensor of the first value. */
 static const char *describe_bad(const struct sw_trainer *t, uint32_t unit, char *out,
                                 size_t out_size) {
-    const struct sw_nonfinite *bad = &t->norms[unit].bad;
+    const struct sw_nonfinite bad = bad_of(t, unit);
     snprintf(out, out_size, "%llu gradients of %s are not finite, the first (%s) in %s, rank 0",
-             (unsigned long long)bad->count, t->model.units[unit].name, bad->is_nan ? "NaN" : "Inf",
-             tensor_name(t, unit, bad->first));
+             (unsigned long long)bad.count, t->model.units[unit].name, bad.is_nan ? "NaN" : "Inf",
+             tensor_name(t, unit, bad.first));
     return out;
 }
 
@@ -311,7 +191,7 @@ static int norm(struct sw_trainer *t, struct sw_run *run) {
 
 static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                    struct sw_stream *stream) {
-    const struct step_record *record = record_of(t, run, task);
+    const struct step_record *record = sw_record_of(t, run, task);
     const struct sw_adam_step *a = &record->adam;
     t->host_step = (struct sw_device_adam_step){.beta1 = a->beta1,
                                                 .one_minus_beta1 = a->one_minus_beta1,
@@ -328,20 +208,26 @@ static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_tas
 }
 
 static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
-    const struct step_record *record = record_of(t, run, task);
-    if (!record->apply) return 0;
-    if (!task->late && t->shape.overlap == SW_OVERLAP_BACKWARD && t->norms[task->unit].bad.count)
-        return refuse_bad(t, record->step, task->unit);
-    const struct sw_chunk *placed = chunk_of(t, task);
-    const uint64_t grad_bytes = sw_dtype_bytes(t->options.grad_dtype);
-    struct sw_adam_chunk chunk;
+    const struct step_record *record = sw_record_of(t, run, task);
+    const struct sw_chunk *placed = sw_chunk_of(t, task);
+    const int slotted = task->at[SW_RING_STATE] >= 0, emits = task->at[SW_RING_EMIT] >= 0;
     char *state =
-        task->slot >= 0 ? chunk_slot(t, run, task) : t->host_state + placed->record_offset;
+        slotted ? sw_slot(t, run, task, SW_RING_STATE) : t->host_state + placed->record_offset;
+    char *weight =
+        emits ? sw_slot(t, run, task, SW_RING_EMIT) : t->host_weights + placed->weight_offset;
+    if (!record->apply) {
+        /* The window may be loaded from here: with the weights as they are. */
+        if (placed->weight_tier == SW_TIER_NVME)
+            sw_trainer_round_masters(t, task->chunk, state, weight);
+        return 0;
+    }
+    struct sw_adam_chunk chunk;
     sw_trainer_map(t, task->chunk, state, &chunk);
-    chunk.grad = t->host_grads[task->unit] + placed->first * grad_bytes;
-    chunk.weight = emit_slot(t, run, task);
+    chunk.grad = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(t, run, task, SW_RING_GRAD_STAGE)
+                                                   : t->host_grads + placed->grad_offset;
+    chunk.weight = weight;
     const int threads = sw_team_place(t->team, state, placed->record_bytes);
-    struct sw_adam_extra extra = {.checksum = task->slot >= 0};
+    struct sw_adam_extra extra = {.checksum = slotted};
     sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
     if (!extra.checksum) return 0;
     t->chunks[task->chunk].fresh_checksum = extra.checksum_after;
@@ -383,18 +269,18 @@ void sw_trainer_host_adam(const struct sw_device_adam_step *step,
 
 static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream) {
-    const struct step_record *record = record_of(t, run, task);
+    const struct step_record *record = sw_record_of(t, run, task);
     /* The scalars' copy came after the gate, and the compute lane after that copy was submitted. */
     if (!record->apply) return 0;
-    const struct sw_chunk *placed = chunk_of(t, task);
+    const struct sw_chunk *placed = sw_chunk_of(t, task);
     const struct chunk_state *state = &t->chunks[task->chunk];
     struct sw_device_adam_range ranges[RANGES_MAX];
     for (int i = 0; i < state->range_count; i++)
         ranges[i] = (struct sw_device_adam_range){state->ranges[i].end, state->ranges[i].decays};
     const struct sw_device_adam_chunk chunk = {
         .record = t->device_state + placed->record_offset,
-        .grad = device_grad(t, task->unit) + placed->first * sw_dtype_bytes(t->options.grad_dtype),
-        .weight = t->weights[task->unit] + placed->first * sw_dtype_bytes(t->options.dtype),
+        .grad = t->grads + placed->grad_offset,
+        .weight = t->weights + placed->weight_offset,
         .count = placed->count,
         .first = placed->index,
         .ranges = ranges,
@@ -409,17 +295,31 @@ static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw
 
 static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                   struct sw_stream *stream) {
-    const struct step_record *record = record_of(t, run, task);
-    if (!record->apply) return 0;
-    const struct sw_chunk *chunk = chunk_of(t, task);
-    const uint64_t element = sw_dtype_bytes(t->options.dtype);
-    *bytes_of(run, task) = chunk->count * element;
-    return t->device.ops->copy_h2d(stream, t->weights[task->unit] + chunk->first * element,
-                                   emit_slot(t, run, task), chunk->count * element);
+    if (!sw_record_of(t, run, task)->apply) return 0;
+    const uint64_t bytes = sw_trainer_weight_bytes(t, task->chunk);
+    *sw_bytes_of(run, task) = bytes;
+    return t->device.ops->copy_h2d(stream, t->weights + sw_chunk_of(t, task)->weight_offset,
+                                   sw_slot(t, run, task, SW_RING_EMIT), bytes);
+}
+
+static int load(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+                struct sw_stream *stream) {
+    const struct sw_chunk *chunk = sw_chunk_of(t, task);
+    const uint64_t bytes = sw_trainer_weight_bytes(t, task->chunk);
+    const char *from = t->host_weights + chunk->weight_offset;
+    if (task->at[SW_RING_EMIT] >= 0)
+        from = sw_slot(t, run, task, SW_RING_EMIT);
+    else if (task->at[SW_RING_WEIGHT_STAGE] >= 0)
+        from = sw_slot(t, run, task, SW_RING_WEIGHT_STAGE);
+    *sw_bytes_of(run, task) = bytes;
+    return t->device.ops->copy_h2d(stream,
+                                   sw_slot(t, run, task, SW_RING_WINDOW) +
+                                       chunk->first * sw_dtype_bytes(t->options.dtype),
+                                   from, bytes);
 }
 
 static int commit(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
-    const struct step_record *record = record_of(t, run, task);
+    const struct step_record *record = sw_record_of(t, run, task);
     const uint64_t every = (uint64_t)t->options.commit_every;
     if (every == 0 || record->step % every != 0) return 0;
     return sw_trainer_commit(t, record->step, record->updates, record->skips_in_a_row);
@@ -430,26 +330,18 @@ static int commit(struct sw_trainer *t, struct sw_run *run, const struct sw_task
 static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
                     struct sw_stream *stream) {
     struct sw_trainer *t = ctx;
-    *bytes_of(run, task) = 0;
+    *sw_bytes_of(run, task) = 0;
     if (task->kind == SW_TASK_FILL) return fill(t, run);
     if (task->kind == SW_TASK_BATCH) return batch(t, run, task, stream);
-    if (is_cancelled(run, task)) return 0;
+    if (sw_is_cancelled(run, task)) return 0;
     switch (task->kind) {
-    case SW_TASK_FORWARD:
-        return forward(t, task, stream);
-    case SW_TASK_BACKWARD:
-        return backward(t, run, task, stream);
-    case SW_TASK_EVAL_HEAD:
-        return head(t, run, task, stream);
     case SW_TASK_LOSS:
         return t->device.ops->copy_d2h(stream, t->host_loss_sums, t->loss_sums,
                                        t->options.accumulate * sizeof(double));
     case SW_TASK_GATE:
         return gate(t, run);
-    case SW_TASK_REDUCE:
-        return reduce(t, task, stream);
-    case SW_TASK_GRAD:
-        return grad(t, run, task, stream);
+    case SW_TASK_LOAD:
+        return load(t, run, task, stream);
     case SW_TASK_NORM:
         return norm(t, run);
     case SW_TASK_SCALARS:
@@ -463,53 +355,112 @@ static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
     case SW_TASK_COMMIT:
         return commit(t, run, task);
     default:
-        assert(!"a task of an NVMe lane");
-        return -EINVAL;
+        return sw_trainer_compute(t, run, task, stream);
     }
+}
+
+/* ---- NVMe lanes ---- */
+
+/* Prepares an optimizer record's transfer; 1: nothing is to be moved. */
+static int aim_at_record(struct sw_trainer *t, const struct sw_task *task, char *state,
+                         struct lane_request *r) {
+    uint32_t checksum, home = sw_homes_newest(&t->homes, task->chunk, &checksum);
+    if (task->kind == SW_TASK_WRITE) {
+        home = sw_homes_next(&t->homes, task->chunk);
+        sw_homes_wrote(&t->homes, task->chunk, home, t->chunks[task->chunk].fresh_checksum);
+    } else if (home == SW_HOME_VIRGIN) {
+        sw_trainer_start_chunk(t, task->chunk, state);
+        return 1;
+    }
+    r->req = (struct sw_nvme_req){
+        .buf = state, .chunk = task->chunk, .home = home, .write = task->kind == SW_TASK_WRITE};
+    r->queue = task->kind == SW_TASK_WRITE ? t->writer : t->reader;
+    return 0;
+}
+
+static void aim_at_spill(struct sw_trainer *t, const struct sw_task *task, char *buffer,
+                         enum spill spill, int write, struct lane_request *r) {
+    struct spill_store *s = &t->spills[spill];
+    const uint64_t index =
+        spill == SPILL_KEPT ? sw_kept_index(t, task->unit, task->micro) : task->chunk;
+    const uint32_t record = s->record_of[index];
+    r->spill = s;
+    r->queue = write ? s->writer : s->reader;
+    r->req = (struct sw_nvme_req){.buf = buffer, .chunk = record, .write = (uint32_t)write};
+    if (write) s->checksums[record] = sw_crc32c(0, buffer, s->bytes[record]);
+}
+
+/* Whether a task writes what a skipped step has not made. */
+static int is_idle(const struct sw_task *task, const struct step_record *record) {
+    return !record->apply && (task->kind == SW_TASK_WRITE || task->kind == SW_TASK_WRITE_WEIGHT);
 }
 
 static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task) {
     struct sw_trainer *t = ctx;
-    const int write = task->kind == SW_TASK_WRITE;
-    const struct sw_chunk *chunk = chunk_of(t, task);
-    struct step_record *record = record_of(t, run, task);
-    char *slot = chunk_slot(t, run, task);
-    *bytes_of(run, task) = 0;
-    if (is_cancelled(run, task)) return 1;
-    uint32_t checksum, home = sw_homes_newest(&t->homes, task->chunk, &checksum);
-    if (write) {
-        if (!record->apply) return 1;
-        home = sw_homes_next(&t->homes, task->chunk);
-        sw_homes_wrote(&t->homes, task->chunk, home, t->chunks[task->chunk].fresh_checksum);
-    } else if (home == SW_HOME_VIRGIN) {
-        sw_trainer_start_chunk(t, task->chunk, slot);
-        return 1;
+    const int write = task->lane == SW_LANE_NVME_WRITE;
+    struct lane_request *r = &t->requests[write][t->request_next[write] % SW_LANE_IN_FLIGHT_MAX];
+    *sw_bytes_of(run, task) = 0;
+    if (sw_is_cancelled(run, task)) return 1;
+    *r = (struct lane_request){.record = sw_record_of(t, run, task), .unit = task->unit};
+    if (is_idle(task, r->record)) return 1;
+    static const struct {
+        enum sw_ring ring;
+        enum spill spill;
+    } kinds[SW_TASK_KIND_COUNT] = {
+        [SW_TASK_READ_WEIGHT] = {SW_RING_WEIGHT_STAGE, SPILL_WEIGHTS},
+        [SW_TASK_WRITE_WEIGHT] = {SW_RING_EMIT, SPILL_WEIGHTS},
+        [SW_TASK_READ_GRAD] = {SW_RING_GRAD_STAGE, SPILL_GRADS},
+        [SW_TASK_WRITE_GRAD] = {SW_RING_GRAD_STAGE, SPILL_GRADS},
+        [SW_TASK_READ_KEPT] = {SW_RING_KEPT_STAGE, SPILL_KEPT},
+        [SW_TASK_WRITE_KEPT] = {SW_RING_KEPT_STAGE, SPILL_KEPT},
+    };
+    uint64_t bytes = 0;
+    if (task->kind == SW_TASK_READ || task->kind == SW_TASK_WRITE) {
+        if (aim_at_record(t, task, sw_slot(t, run, task, SW_RING_STATE), r)) return 1;
+        bytes = sw_chunk_of(t, task)->record_bytes;
+    } else {
+        aim_at_spill(t, task, sw_slot(t, run, task, kinds[task->kind].ring),
+                     kinds[task->kind].spill, write, r);
+        bytes = sw_round_up(r->spill->bytes[r->req.chunk], SW_NVME_ALIGN_BYTES);
     }
-    struct sw_nvme_req *req = &t->requests[write][t->request_next[write]++ % SW_LANE_IN_FLIGHT_MAX];
-    *req = (struct sw_nvme_req){
-        .buf = slot, .chunk = task->chunk, .home = home, .write = (uint32_t)write, .user = record};
-    *bytes_of(run, task) = chunk->record_bytes;
-    if (write) atomic_fetch_add(&t->written_bytes, chunk->record_bytes);
-    return sw_nvme_submit(write ? t->writer : t->reader, req);
+    *sw_bytes_of(run, task) = bytes;
+    if (write) atomic_fetch_add(&t->written_bytes, bytes);
+    t->request_next[write]++;
+    return sw_nvme_submit(r->queue, &r->req);
 }
 
+static int report_failed(const struct sw_trainer *t, const struct lane_request *r) {
+    const char *what = r->req.write ? "written" : "read";
+    const char *unit = t->model.units[r->unit].name;
+    const unsigned long long step = r->record->step;
+    if (r->spill) {
+        static const char *const names[SPILL_COUNT] = {"weights", "gradient", "kept input"};
+        sw_error("step %llu: the %s of %s could not be %s: %s", step, names[r->spill - t->spills],
+                 unit, what, strerror(-r->req.result));
+    } else {
+        const struct sw_chunk *chunk = &t->placement.chunks[r->req.chunk];
+        sw_error("step %llu: the state of %s, elements %llu to %llu, could not be %s: %s", step,
+                 unit, (unsigned long long)chunk->first,
+                 (unsigned long long)(chunk->first + chunk->count - 1), what,
+                 strerror(-r->req.result));
+    }
+    return r->req.result;
+}
+
+/* One at a time, as the requests of a lane may be of several queues, and end in their order. */
 static int finish_tasks(void *ctx, enum sw_lane lane, uint32_t max) {
     struct sw_trainer *t = ctx;
-    struct sw_nvme_req *done[SW_LANE_IN_FLIGHT_MAX];
-    const int count =
-        sw_nvme_reap(lane == SW_LANE_NVME_WRITE ? t->writer : t->reader, done, 1, max);
-    for (int i = 0; i < count; i++)
-        if (done[i]->result < 0) {
-            const struct sw_chunk *chunk = &t->placement.chunks[done[i]->chunk];
-            const struct step_record *record = done[i]->user;
-            sw_error("step %llu: the state of %s, elements %llu to %llu, could not be %s: %s",
-                     (unsigned long long)record->step, t->model.units[chunk->unit].name,
-                     (unsigned long long)chunk->first,
-                     (unsigned long long)(chunk->first + chunk->count - 1),
-                     done[i]->write ? "written" : "read", strerror(-done[i]->result));
-            return done[i]->result;
-        }
-    return count;
+    const int write = lane == SW_LANE_NVME_WRITE;
+    struct lane_request *r = &t->requests[write][t->request_first[write] % SW_LANE_IN_FLIGHT_MAX];
+    struct sw_nvme_req *done;
+    (void)max;
+    int ret = sw_nvme_reap(r->queue, &done, 1, 1);
+    if (ret < 0) return ret;
+    assert(done == &r->req);
+    t->request_first[write]++;
+    if (r->req.result < 0) return report_failed(t, r);
+    ret = r->spill && !write ? sw_spill_check(t, r) : 0;
+    return ret < 0 ? ret : 1;
 }
 
 /* What a lane's bytes count as; the lanes that move none are left out. */
@@ -524,8 +475,9 @@ static const enum sw_traffic lane_traffic[SW_LANE_COUNT] = {
 static void trace_task(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task) {
     const ptrdiff_t index = task - run->turn->tasks;
     const int of_unit = task->kind != SW_TASK_FILL && task->kind != SW_TASK_BATCH &&
-                        task->kind != SW_TASK_NORM && task->kind != SW_TASK_GATE &&
-                        task->kind != SW_TASK_SCALARS;
+                        task->kind != SW_TASK_LOSS && task->kind != SW_TASK_NORM &&
+                        task->kind != SW_TASK_GATE && task->kind != SW_TASK_SCALARS &&
+                        task->kind != SW_TASK_COMMIT;
     const struct sw_trace_event event = {
         .kind = (enum sw_task_kind)task->kind,
         .lane = (enum sw_lane)task->lane,
@@ -544,7 +496,7 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
     struct sw_trainer *t = ctx;
     if (t->trace) trace_task(t, run, task);
     if (run->turn->kind == SW_TURN_EVAL) return;
-    struct step_record *record = record_of(t, run, task);
+    struct step_record *record = sw_record_of(t, run, task);
     const ptrdiff_t index = task - run->turn->tasks;
     record->busy_ns[task->lane] += run->end_ns[index] - run->start_ns[index];
     if (run->bytes[index]) record->report.bytes[lane_traffic[task->lane]] += run->bytes[index];
@@ -556,11 +508,10 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
 
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task) {
     struct sw_trainer *t = ctx;
-    if (is_cancelled(run, task)) return 0;
-    if (task->kind != SW_TASK_ADAM)
-        return sw_llama_flops(&t->llama, task->unit, task->kind == SW_TASK_BACKWARD);
-    if (!record_of(t, run, task)->apply) return 0;
-    const uint64_t count = chunk_of(t, task)->count;
+    if (sw_is_cancelled(run, task)) return 0;
+    if (task->kind != SW_TASK_ADAM) return sw_trainer_flops(t, task);
+    if (!sw_record_of(t, run, task)->apply) return 0;
+    const uint64_t count = sw_chunk_of(t, task)->count;
     return (double)(2 * sw_adam_record_bytes(&t->format, count) +
                     count *
                         (sw_dtype_bytes(t->options.grad_dtype) + sw_dtype_bytes(t->options.dtype)));

@@ -1,27 +1,65 @@
-/* engine/trainer_memory.c - every byte of a run: sized, allocated once, filled. */
+/* engine/trainer_memory.c - every byte of a run: sized and allocated once. */
 #include "engine/trainer_internal.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include "base/log.h"
 #include "base/size.h"
 
-enum { PAGE = 4096, READ_PIECE = 1 << 18 };
+enum { PAGE = 4096 };
 
 static uint64_t blocks_of(uint64_t elements) {
     return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
 }
 
-static uint64_t norm_bytes(const struct sw_trainer *t) {
+static uint64_t block_sum_bytes(const struct sw_trainer *t) {
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
         bytes += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
-    return sw_round_up(bytes, PAGE) +
-           sw_round_up(t->model.unit_count * sizeof(struct sw_nonfinite), PAGE) +
-           sw_round_up(t->options.accumulate * sizeof(double), PAGE);
+    return bytes;
+}
+
+static uint64_t llama_bytes(const struct sw_trainer *t, int head_whole) {
+    return sw_llama_workspace_bytes(&t->model, &t->device, t->options.dtype, t->options.micro_batch,
+                                    t->options.seq_len, head_whole);
+}
+
+/* Loss sums, scalars of Adam, block sums and what is not finite, by chunk. */
+static uint64_t small_bytes(const struct sw_trainer *t, uint64_t chunks) {
+    return sw_round_up(block_sum_bytes(t), PAGE) +
+           sw_round_up(chunks * sizeof(struct sw_nonfinite), PAGE) +
+           sw_round_up(t->options.accumulate * sizeof(double), PAGE) + PAGE;
+}
+
+static uint64_t head_grad_bytes(const struct sw_trainer *t) {
+    return sw_round_up(t->micro_tokens * t->model.config.hidden * sizeof(float), PAGE);
+}
+
+static uint64_t stats_bytes(const struct sw_trainer *t) {
+    return sw_round_up(t->micro_tokens * 3 * sizeof(float), PAGE);
+}
+
+static void describe(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    t->input = (struct sw_placement_input){
+        .order = {t->model.unit_count, t->model.parts, t->model.config.tied},
+        .micro_count = o->accumulate,
+        .unit_elements = t->unit_elements,
+        .format = t->format,
+        .checkpoint_every = o->checkpoint_every,
+        .chunk_bytes = o->chunk_bytes,
+        .activation_bytes =
+            sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
+        .head_bytes = head_grad_bytes(t) + stats_bytes(t),
+        .batch_bytes = 2 * sw_round_up(t->micro_tokens * o->accumulate * sizeof(int32_t), PAGE) +
+                       sw_round_up(t->micro_tokens * o->accumulate, PAGE),
+        .budget_bytes =
+            {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
+    };
+    const uint64_t chunks = sw_placement_chunks(&t->input);
+    for (int whole = 0; whole < 2; whole++)
+        t->input.workspace_bytes[whole] = llama_bytes(t, whole) + small_bytes(t, chunks);
 }
 
 int sw_trainer_size(struct sw_trainer *t) {
@@ -33,26 +71,12 @@ int sw_trainer_size(struct sw_trainer *t) {
     if (!t->unit_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
         t->unit_elements[u] = t->model.units[u].count;
-    t->input = (struct sw_placement_input){
-        .unit_count = t->model.unit_count,
-        .micro_count = o->accumulate,
-        .unit_elements = t->unit_elements,
-        .tied = t->model.config.tied,
-        .format = t->format,
-        .optimizer = o->optimizer,
-        /* A commit that a run goes on from stays whole, also where the run makes none. */
-        .homes = o->commit_every || t->resuming ? 2 : o->optimizer == SW_TIER_NVME,
-        .chunk_bytes = o->chunk_bytes,
-        .activation_bytes =
-            sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
-        .workspace_bytes =
-            sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch, o->seq_len) +
-            norm_bytes(t) + PAGE,
-        .batch_bytes = 2 * sw_round_up(t->micro_tokens * o->accumulate * sizeof(int32_t), PAGE) +
-                       sw_round_up(t->micro_tokens * o->accumulate, PAGE),
-    };
-    return sw_placement_build(&t->placement, &t->input);
+    describe(t);
+    return sw_budget_place(&t->placement, &t->input, &t->options, t->resuming,
+                           t->topology.memory_bytes);
 }
+
+/* ---- device ---- */
 
 static void *carve(struct sw_trainer *t, uint64_t bytes) {
     void *p = t->device_base + t->device_used;
@@ -61,46 +85,61 @@ static void *carve(struct sw_trainer *t, uint64_t bytes) {
     return p;
 }
 
+static void carve_rings(struct sw_trainer *t) {
+    const enum sw_ring rings[] = {SW_RING_WINDOW, SW_RING_ACC, SW_RING_ROUNDED, SW_RING_KEPT};
+    for (size_t i = 0; i < sizeof(rings) / sizeof(rings[0]); i++) {
+        const enum sw_ring r = rings[i];
+        t->rings[r] = carve(t, t->placement.ring_slots[r] * t->placement.ring_slot_bytes[r]);
+    }
+}
+
 static void carve_device(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
+    const struct sw_placement *p = &t->placement;
     const uint32_t units = t->model.unit_count;
-    const uint64_t tokens = t->micro_tokens * o->accumulate;
-    for (uint32_t u = 0; u < units; u++)
-        t->weights[u] = carve(t, t->unit_elements[u] * sw_dtype_bytes(o->dtype));
-    t->kept = carve(t, (uint64_t)(units - 1) * o->accumulate * t->input.activation_bytes);
-    t->between = carve(t, o->accumulate * t->input.activation_bytes);
-    for (int i = 0; i < SW_ACC_SLOTS; i++) t->acc[i] = carve(t, t->placement.acc_slot_bytes);
-    if (t->placement.tied_acc_bytes) t->acc[SW_ACC_SLOTS] = carve(t, t->placement.tied_acc_bytes);
-    for (int i = 0; i < SW_GRAD_SLOTS && t->placement.grad_slot_bytes; i++)
-        t->grad_slots[i] = carve(t, t->placement.grad_slot_bytes);
-    for (uint32_t u = 0; u < units && t->placement.grad_resident_bytes; u++)
-        t->grad_resident[u] = carve(t, t->unit_elements[u] * sw_dtype_bytes(o->grad_dtype));
+    const uint64_t tokens = t->micro_tokens * o->accumulate, micros = o->accumulate;
+    const uint64_t inputs = micros * t->input.activation_bytes;
+    t->weights = carve(t, p->weight_bytes[SW_TIER_DEVICE]);
+    carve_rings(t);
+    t->kept = carve(t, p->kept_bytes[SW_TIER_DEVICE]);
+    t->group = carve(t, p->group_bytes);
+    t->norm_input = carve(t, inputs);
+    t->head_input = carve(t, inputs);
+    t->between = carve(t, inputs);
+    t->head_grad = carve(t, micros * head_grad_bytes(t));
+    t->stats = carve(t, micros * stats_bytes(t));
+    t->head_acc = carve(t, p->head_acc_offset[p->order.parts]);
+    t->grads = carve(t, p->grad_bytes[SW_TIER_DEVICE]);
     t->batch_tokens = carve(t, tokens * sizeof(int32_t));
     t->batch_targets = carve(t, tokens * sizeof(int32_t));
     t->batch_mask = carve(t, tokens);
-    char *sums = carve(t, norm_bytes(t));
+    char *sums = carve(t, block_sum_bytes(t));
     for (uint32_t u = 0; u < units; u++) {
         t->block_sums[u] = (double *)sums;
         sums += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
     }
-    t->bad = (struct sw_nonfinite *)sums;
-    t->loss_sums = (double *)(sums + sw_round_up(units * sizeof(*t->bad), 64));
+    t->bad = carve(t, p->chunk_count * sizeof(*t->bad));
+    t->loss_sums = carve(t, micros * sizeof(*t->loss_sums));
     t->device_step = carve(t, sizeof(*t->device_step));
-    t->device_state = carve(t, t->placement.state_bytes[SW_TIER_DEVICE]);
+    t->device_state = carve(t, p->state_bytes[SW_TIER_DEVICE]);
 }
 
+/* ---- host ---- */
+
 static int allocate_host(struct sw_trainer *t, uint64_t bytes) {
-    const uint32_t units = t->model.unit_count;
     const uint64_t tokens = t->micro_tokens * t->options.accumulate;
     const struct sw_placement *p = &t->placement;
+    const enum sw_ring rings[] = {SW_RING_STATE, SW_RING_EMIT, SW_RING_WEIGHT_STAGE,
+                                  SW_RING_GRAD_STAGE, SW_RING_KEPT_STAGE};
     int ret = sw_arena_open(&t->arena, bytes);
     if (ret < 0) return ret;
+    t->host_weights = sw_arena_take(&t->arena, p->weight_bytes[SW_TIER_HOST]);
     t->host_state = sw_arena_take(&t->arena, p->state_bytes[SW_TIER_HOST]);
-    for (uint32_t u = 0; u < units && !p->grad_resident_bytes; u++)
-        t->host_grads[u] =
-            sw_arena_take(&t->arena, t->unit_elements[u] * sw_dtype_bytes(t->options.grad_dtype));
-    t->chunk_slots = sw_arena_take(&t->arena, p->chunk_slots * p->chunk_slot_bytes);
-    t->emit_slots = sw_arena_take(&t->arena, p->emit_slots * p->emit_slot_bytes);
+    t->host_grads = sw_arena_take(&t->arena, p->grad_bytes[SW_TIER_HOST]);
+    t->host_kept = sw_arena_take(&t->arena, p->kept_bytes[SW_TIER_HOST]);
+    for (size_t i = 0; i < sizeof(rings) / sizeof(rings[0]); i++)
+        t->rings[rings[i]] =
+            sw_arena_take(&t->arena, p->ring_slots[rings[i]] * p->ring_slot_bytes[rings[i]]);
     t->stage_tokens = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
     t->stage_targets = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
     t->stage_mask = sw_arena_take(&t->arena, tokens);
@@ -132,17 +171,22 @@ static void split_chunks(struct sw_trainer *t) {
     }
 }
 
-int sw_trainer_allocate(struct sw_trainer *t) {
-    const uint32_t units = t->model.unit_count;
-    t->weights = calloc(units, sizeof(*t->weights));
-    t->grad_resident = calloc(units, sizeof(*t->grad_resident));
+/* The tables by unit and chunk, and the buffer of loading and saving. */
+static int allocate_tables(struct sw_trainer *t) {
+    const uint32_t units = t->model.unit_count, chunks = t->placement.chunk_count;
+    uint64_t largest = 0;
+    for (uint32_t c = 0; c < chunks; c++)
+        if (sw_trainer_weight_bytes(t, c) > largest) largest = sw_trainer_weight_bytes(t, c);
     t->block_sums = calloc(units, sizeof(*t->block_sums));
-    t->host_grads = calloc(units, sizeof(*t->host_grads));
     t->norms = calloc(units, sizeof(*t->norms));
+    t->host_bad = calloc(chunks, sizeof(*t->host_bad));
     t->host_loss_sums = calloc(t->options.accumulate, sizeof(*t->host_loss_sums));
-    t->chunks = calloc(t->placement.chunk_count, sizeof(*t->chunks));
-    if (!t->weights || !t->grad_resident || !t->block_sums || !t->host_grads || !t->norms ||
-        !t->host_loss_sums || !t->chunks)
+    t->chunks = calloc(chunks, sizeof(*t->chunks));
+    t->weight_buffer =
+        aligned_alloc(SW_NVME_ALIGN_BYTES, sw_round_up(largest, SW_NVME_ALIGN_BYTES));
+    t->fetched_chunk = UINT32_MAX;
+    if (!t->block_sums || !t->norms || !t->host_bad || !t->host_loss_sums || !t->chunks ||
+        !t->weight_buffer)
         return -ENOMEM;
     for (uint32_t u = 0; u < units; u++) {
         t->norms[u].block_count = blocks_of(t->unit_elements[u]);
@@ -150,58 +194,41 @@ int sw_trainer_allocate(struct sw_trainer *t) {
         if (!t->norms[u].block_sums) return -ENOMEM;
     }
     split_chunks(t);
+    return 0;
+}
+
+int sw_trainer_allocate(struct sw_trainer *t) {
+    int ret = allocate_tables(t);
+    if (ret < 0) return ret;
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_placement_table(&t->placement, &t->input, rows);
+    const int whole = t->placement.head_whole;
     t->device_bytes = sw_placement_bytes(rows, count, SW_TIER_DEVICE);
-    int ret = t->device.ops->alloc(t->device.device, t->device_bytes, (void **)&t->device_base);
+    ret = t->device.ops->alloc(t->device.device, t->device_bytes, (void **)&t->device_base);
     if (ret < 0) return ret;
-    const uint64_t llama_bytes = sw_llama_workspace_bytes(
-        &t->model, &t->device, t->options.dtype, t->options.micro_batch, t->options.seq_len);
     carve_device(t);
     ret = sw_llama_open(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
-                        t->options.seq_len, carve(t, llama_bytes), t->stream);
+                        t->options.seq_len, whole, carve(t, llama_bytes(t, whole)), t->stream);
     if (ret < 0) return ret;
     return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST));
 }
 
-/* Accumulators and gradients have gaps between tensors that no operator writes; slots are shared by
- * units, so only what every unit leaves alone may be trusted: all is zeroed once here and gaps
- * again with each reduction. */
-static int zero_slots(struct sw_trainer *t) {
-    const struct sw_device_ops *ops = t->device.ops;
-    int ret = 0;
-    for (int i = 0; i <= SW_ACC_SLOTS && ret == 0; i++) {
-        const uint64_t bytes =
-            i < SW_ACC_SLOTS ? t->placement.acc_slot_bytes : t->placement.tied_acc_bytes;
-        if (bytes) ret = ops->zero(t->stream, t->acc[i], bytes);
-    }
-    return ret;
+void sw_trainer_free_memory(struct sw_trainer *t) {
+    sw_trainer_close_store(t);
+    sw_trainer_close_spills(t);
+    sw_arena_close(&t->arena);
+    if (t->device_base) t->device.ops->free(t->device.device, t->device_base, t->device_bytes);
+    for (uint32_t u = 0; t->norms && u < t->model.unit_count; u++) free(t->norms[u].block_sums);
+    void *const blocks[] = {t->block_sums,     t->norms,         t->chunks,       t->host_bad,
+                            t->host_loss_sums, t->unit_elements, t->weight_buffer};
+    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
+    sw_placement_free(&t->placement);
 }
 
-/* Converts one piece of FP32 weights and sends it up. */
-int sw_trainer_upload_piece(struct sw_trainer *t, uint32_t unit, uint64_t first, uint64_t count,
-                            const float *values, sw_bf16 *rounded) {
-    const uint64_t element = sw_dtype_bytes(t->options.dtype);
-    const void *source = values;
-    if (t->options.dtype == SW_BF16) {
-        for (uint64_t i = 0; i < count; i++) rounded[i] = sw_bf16_from_weight(values[i]);
-        source = rounded;
-    }
-    const int ret = t->device.ops->copy_h2d(t->stream, t->weights[unit] + first * element, source,
-                                            count * element);
-    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
-}
+/* ---- where things are ---- */
 
-static int load_weights(struct sw_trainer *t, float *values, sw_bf16 *rounded) {
-    for (uint32_t u = 0; u < t->model.unit_count; u++)
-        for (uint64_t first = 0; first < t->unit_elements[u]; first += READ_PIECE) {
-            const uint64_t left = t->unit_elements[u] - first;
-            const uint64_t count = left < READ_PIECE ? left : READ_PIECE;
-            sw_model_read(&t->model, u, first, count, values);
-            const int ret = sw_trainer_upload_piece(t, u, first, count, values, rounded);
-            if (ret < 0) return ret;
-        }
-    return 0;
+uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c) {
+    return t->placement.chunks[c].count * sw_dtype_bytes(t->options.dtype);
 }
 
 void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
@@ -214,63 +241,4 @@ void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
                                   .ranges = state->ranges,
                                   .range_count = state->range_count};
     sw_adam_record_map(out, record);
-}
-
-void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record) {
-    const struct sw_chunk *placed = &t->placement.chunks[c];
-    struct sw_adam_chunk chunk;
-    sw_trainer_map(t, c, record, &chunk);
-    float masters[4 * SW_ADAM_BLOCK];
-    for (uint64_t first = 0; first < chunk.count; first += 4 * SW_ADAM_BLOCK) {
-        const uint64_t left = chunk.count - first;
-        const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
-        sw_model_read(&t->model, placed->unit, placed->first + first, count, masters);
-        sw_adam_start(&chunk, first, count, masters);
-    }
-    const uint64_t used = sw_adam_record_bytes(&chunk.format, chunk.count);
-    memset((char *)record + used, 0, placed->record_bytes - used);
-}
-
-/* Records of the host tier are filled in place, those of the device through `staging`. */
-static int load_records(struct sw_trainer *t, char *staging) {
-    for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
-        const struct sw_chunk *chunk = &t->placement.chunks[c];
-        if (chunk->tier == SW_TIER_NVME) continue;
-        if (chunk->tier == SW_TIER_HOST) {
-            sw_trainer_start_chunk(t, c, t->host_state + chunk->record_offset);
-            continue;
-        }
-        sw_trainer_start_chunk(t, c, staging);
-        int ret = t->device.ops->copy_h2d(t->stream, t->device_state + chunk->record_offset,
-                                          staging, chunk->record_bytes);
-        if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
-        if (ret < 0) return ret;
-    }
-    return 0;
-}
-
-int sw_trainer_load(struct sw_trainer *t) {
-    float *values = malloc(READ_PIECE * sizeof(*values));
-    sw_bf16 *rounded = malloc(READ_PIECE * sizeof(*rounded));
-    char *staging = malloc(t->placement.chunk_slot_bytes);
-    int ret = values && rounded && staging ? zero_slots(t) : -ENOMEM;
-    if (ret == 0) ret = load_weights(t, values, rounded);
-    if (ret == 0) ret = load_records(t, staging);
-    if (ret == 0) ret = sw_trainer_restore(t, values, rounded, READ_PIECE);
-    if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
-    free(values);
-    free(rounded);
-    free(staging);
-    return ret;
-}
-
-void sw_trainer_free_memory(struct sw_trainer *t) {
-    sw_trainer_close_store(t);
-    sw_arena_close(&t->arena);
-    if (t->device_base) t->device.ops->free(t->device.device, t->device_base, t->device_bytes);
-    for (uint32_t u = 0; t->norms && u < t->model.unit_count; u++) free(t->norms[u].block_sums);
-    void *const blocks[] = {t->weights, t->grad_resident, t->block_sums,     t->host_grads,
-                            t->norms,   t->chunks,        t->host_loss_sums, t->unit_elements};
-    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
-    sw_placement_free(&t->placement);
 }

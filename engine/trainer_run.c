@@ -142,16 +142,6 @@ static int evaluate(struct sw_trainer *t, uint64_t step) {
 
 /* ---- saving ---- */
 
-int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
-                     void *out) {
-    struct sw_trainer *t = ctx;
-    const uint64_t element = sw_dtype_bytes(t->options.dtype);
-    if (dtype != t->options.dtype) return -EINVAL;
-    const int ret = t->device.ops->copy_d2h(t->stream, out, t->weights[unit] + first * element,
-                                            count * element);
-    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
-}
-
 static int save_step(struct sw_trainer *t, uint64_t step, const char *dir) {
     const int ret = sw_output_save(&t->model, dir, t->options.dtype, sw_trainer_fetch, t);
     if (ret == 0 && t->hooks.on_saved) t->hooks.on_saved(t->hooks.ctx, step, dir);
@@ -186,7 +176,7 @@ static int save_final(struct sw_trainer *t) {
 static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
     uint64_t stop = t->options.steps;
     /* NVMe chunks are committed by their turns; the others need idle lanes. */
-    const int resident = t->options.optimizer != SW_TIER_NVME;
+    const int resident = !sw_turn_commits(&t->placement);
     const uint64_t every[] = {t->options.eval_every, t->options.save_every,
                               resident ? (uint64_t)t->options.commit_every : 0};
     for (int i = 0; i < 3; i++)

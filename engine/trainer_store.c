@@ -17,15 +17,14 @@
 
 enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
 
-/* The folders of the store, one per drive. */
-static const char *const *store_folders(const struct sw_trainer *t, uint32_t *count) {
+const char *const *sw_trainer_folders(const struct sw_trainer *t, uint32_t *count) {
     *count = t->options.nvme_count ? t->options.nvme_count : 1;
     return t->options.nvme_count ? t->options.nvme : &t->options.out;
 }
 
 const char *sw_trainer_store_folder(const struct sw_trainer *t) {
     uint32_t count;
-    return store_folders(t, &count)[0];
+    return sw_trainer_folders(t, &count)[0];
 }
 
 /* ---- what a store belongs to ---- */
@@ -78,8 +77,8 @@ static void describe_store(struct sw_trainer *t) {
 }
 
 /* How the drives are used; their shares become part of what the store is. */
-static int choose_drives(struct sw_trainer *t, const char *const *folders, uint32_t count,
-                         struct sw_drives *drives) {
+static int choose_drives(struct sw_trainer *t, const char *const *folders, uint32_t count) {
+    struct sw_drives *drives = &t->drives;
     static const char name[] = "stripes";
     const char *stripes =
         t->resuming ? sw_commit_value(t->resumed.identity, name, (int)strlen(name)) : NULL;
@@ -92,53 +91,66 @@ static int choose_drives(struct sw_trainer *t, const char *const *folders, uint3
     return 0;
 }
 
-static int open_files(struct sw_trainer *t, struct sw_drives *drives) {
+static int open_files(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
     if (!bytes) return -ENOMEM;
     for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
     uint32_t folder_count;
-    const char *const *folders = store_folders(t, &folder_count);
-    int ret = choose_drives(t, folders, folder_count, drives);
     const struct sw_nvme_options options = {
-        .folders = folders,
+        .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
         .name = SW_STORE_NAME,
         .record_bytes = bytes,
         .chunk_count = p->chunk_count,
         .homes = t->input.homes,
-        .shares = drives->striped ? drives->shares : NULL,
+        .shares = t->drives.striped ? t->drives.shares : NULL,
     };
-    if (ret == 0) ret = sw_nvme_open(&t->store, &options);
+    const int ret = sw_nvme_open(&t->store, &options);
     free(bytes);
+    return ret;
+}
+
+void sw_trainer_lane_options(const struct sw_trainer *t, int write,
+                             struct sw_nvme_queue_options *o) {
+    *o = (struct sw_nvme_queue_options){.write = (uint32_t)write,
+                                        .depth = t->drives.depth,
+                                        .block_bytes = t->drives.block_bytes,
+                                        .sqpoll = (uint32_t)t->options.sqpoll,
+                                        .iopoll = (uint32_t)t->options.iopoll};
+}
+
+static int open_queues(struct sw_trainer *t) {
+    const struct sw_placement *p = &t->placement;
+    int ret = 0;
+    for (int write = 0; write < 2 && ret == 0; write++) {
+        const struct sw_nvme_queue_options idle = {
+            .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
+        struct sw_nvme_queue_options lane;
+        sw_trainer_lane_options(t, write, &lane);
+        lane.base = t->rings[SW_RING_STATE];
+        lane.bytes = p->ring_slots[SW_RING_STATE] * p->ring_slot_bytes[SW_RING_STATE];
+        ret = sw_nvme_queue_open(&t->idle[write], t->store, &idle);
+        if (ret == 0 && p->state_bytes[SW_TIER_NVME])
+            ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, &lane);
+    }
     return ret;
 }
 
 int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
-    const int on_nvme = t->options.optimizer == SW_TIER_NVME;
-    if (t->input.homes == 0) return 0;
-    struct sw_drives drives;
-    int ret = open_files(t, &drives);
+    if (p->store_bytes == 0) return 0;
+    uint32_t count;
+    const char *const *folders = sw_trainer_folders(t, &count);
+    int ret = choose_drives(t, folders, count);
+    if (ret == 0) ret = sw_trainer_open_spills(t);
+    if (ret < 0 || t->input.homes == 0) return ret;
+    ret = open_files(t);
     if (ret == 0 && t->input.homes == 2)
         ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
                               p->chunk_count, !t->resuming);
     if (ret == 0) ret = sw_homes_open(&t->homes, p->chunk_count, t->resuming ? &t->resumed : NULL);
-    const uint64_t slots = p->chunk_slots * p->chunk_slot_bytes;
-    for (int write = 0; write < 2 && ret == 0; write++) {
-        const struct sw_nvme_queue_options idle = {
-            .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
-        const struct sw_nvme_queue_options lane = {.write = (uint32_t)write,
-                                                   .depth = drives.depth,
-                                                   .block_bytes = drives.block_bytes,
-                                                   .base = t->chunk_slots,
-                                                   .bytes = slots,
-                                                   .sqpoll = (uint32_t)t->options.sqpoll,
-                                                   .iopoll = (uint32_t)t->options.iopoll};
-        ret = sw_nvme_queue_open(&t->idle[write], t->store, &idle);
-        if (ret == 0 && on_nvme)
-            ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, &lane);
-    }
+    if (ret == 0) ret = open_queues(t);
     if (ret == 0) describe_store(t);
     return ret;
 }
@@ -159,7 +171,7 @@ void sw_trainer_close_store(struct sw_trainer *t) {
 
 void sw_trainer_forget_store(const struct sw_trainer *t) {
     uint32_t count;
-    const char *const *folders = store_folders(t, &count);
+    const char *const *folders = sw_trainer_folders(t, &count);
     if (sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
         sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
 }
@@ -227,7 +239,7 @@ int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record) {
 
 int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
     if (!t->options.commit_every || t->committed_step == step) return 0;
-    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.chunk_slot_bytes);
+    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.ring_slot_bytes[SW_RING_STATE]);
     if (!record) return -ENOMEM;
     int ret = 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
@@ -315,9 +327,8 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
     return 0;
 }
 
-/* Puts a committed record into its tier and its masters, rounded, into the working weights. */
-static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record, float *values,
-                         sw_bf16 *rounded, uint64_t piece) {
+/* Puts a committed record into its tier and its masters, rounded, where the weights are kept. */
+static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
     const struct sw_chunk *placed = &t->placement.chunks[c];
     uint32_t checksum;
     int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
@@ -335,24 +346,18 @@ static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record, float *
     if (placed->tier == SW_TIER_DEVICE)
         ret = t->device.ops->copy_h2d(t->stream, t->device_state + placed->record_offset, record,
                                       placed->record_bytes);
-    struct sw_adam_chunk chunk;
-    sw_trainer_map(t, c, record, &chunk);
-    for (uint64_t first = 0; first < chunk.count && ret == 0; first += piece) {
-        const uint64_t left = chunk.count - first, count = left < piece ? left : piece;
-        sw_adam_read(&chunk, first, count, values, NULL, NULL);
-        ret =
-            sw_trainer_upload_piece(t, placed->unit, placed->first + first, count, values, rounded);
-    }
-    return ret;
+    if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
+    if (ret < 0) return ret;
+    sw_trainer_round_masters(t, c, record, t->weight_buffer);
+    return sw_trainer_put_weights(t, c);
 }
 
-int sw_trainer_restore(struct sw_trainer *t, float *values, sw_bf16 *rounded, uint64_t piece) {
+int sw_trainer_restore(struct sw_trainer *t) {
     if (!t->resuming) return 0;
-    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.chunk_slot_bytes);
+    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.ring_slot_bytes[SW_RING_STATE]);
     int ret = record ? 0 : -ENOMEM;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++)
-        if (t->resumed.entries[c].home != SW_HOME_VIRGIN)
-            ret = restore_chunk(t, c, record, values, rounded, piece);
+        if (t->resumed.entries[c].home != SW_HOME_VIRGIN) ret = restore_chunk(t, c, record);
     free(record);
     if (ret < 0) return ret;
     t->updates = t->resumed.updates;

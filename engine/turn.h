@@ -5,12 +5,13 @@
  * this turn or of the one before. The builder is a pure function of the shape: it does no I/O and
  * touches no device. The executor runs turns, and a simulator may play them.
  *
- * Layer-major: every micro-batch passes one unit before the next unit starts. The update of a unit
- * happens in one of two places. LATE units are updated in the turn after their gradient, beside its
- * forward pass in the order of need; the others in the turn of their gradient, as it arrives
- * (backward mode) or after the norm (none). Slots are rings: a position counts uses of a ring
- * within a turn, the executor adds the count of earlier turns and takes the remainder. Threads:
- * read-only once built. */
+ * Layer-major: every micro-batch passes one unit before the next unit starts; each such passage is
+ * a visit, for which the unit's weights are streamed in ahead unless they stay on the device. The
+ * update of a unit happens in one of two places. LATE units are updated in the turn after their
+ * gradient, beside its forward pass in the order of need; the others in the turn of their gradient,
+ * as it arrives (backward mode) or after the norm (none). Slots are rings (offload/placement.h): a
+ * position counts uses of a ring within a turn, the executor adds the count of earlier turns and
+ * takes the remainder. Threads: read-only once built. */
 #ifndef ENGINE_TURN_H
 #define ENGINE_TURN_H
 #include <stdint.h>
@@ -37,30 +38,43 @@ static inline int sw_lane_on_device(enum sw_lane lane) {
 const char *sw_lane_name(enum sw_lane lane);
 
 enum sw_task_kind {
-    SW_TASK_FILL,      /* data: rows of the step into host staging */
-    SW_TASK_BATCH,     /* h2d: micro-batch m's tokens, targets and mask */
-    SW_TASK_FORWARD,   /* compute: unit u, micro-batch m */
-    SW_TASK_BACKWARD,  /* compute: recompute and backward; the head's is forward, loss and backward
-                        */
-    SW_TASK_EVAL_HEAD, /* compute: head forward and loss alone */
-    SW_TASK_LOSS,      /* d2h: loss sums of all micro-batches */
+    SW_TASK_FILL,          /* data: rows of the step into host staging */
+    SW_TASK_BATCH,         /* h2d: micro-batch m's tokens, targets and mask */
+    SW_TASK_FORWARD,       /* compute: unit u, micro-batch m; embedding, layers and norm */
+    SW_TASK_RECOMPUTE,     /* compute: the same again, for the inputs inside a group */
+    SW_TASK_BACKWARD,      /* compute: recompute and backward */
+    SW_TASK_HEAD_FORWARD,  /* compute: a part of the head; the last one concludes the loss */
+    SW_TASK_HEAD_WHOLE,    /* compute: the head's forward, loss and backward, all parts at once */
+    SW_TASK_HEAD_BACKWARD, /* compute: a part's gradient of input and, when untied, matrix */
+    SW_TASK_HEAD_GRAD,     /* compute: a tied part's gradient of the matrix */
+    SW_TASK_LOSS,          /* d2h: loss sums of all micro-batches */
     SW_TASK_GATE,    /* control: is the loss finite (backward mode), or the sum of an evaluation */
-    SW_TASK_REDUCE,  /* comm: round the accumulated gradient, block norms */
-    SW_TASK_GRAD,    /* d2h: rounded gradient and block norms of unit u */
+    SW_TASK_REDUCE,  /* comm: round the accumulated gradient of a span of chunks, block norms */
+    SW_TASK_GRAD,    /* d2h: chunk c's rounded gradient */
+    SW_TASK_NORMS,   /* d2h: unit u's block norms */
     SW_TASK_NORM,    /* control: global norm, clip factor, apply */
     SW_TASK_SCALARS, /* h2d: the scalars of a device Adam */
-    SW_TASK_READ,    /* nvme read: chunk c into its slot */
+    SW_TASK_READ,    /* nvme read: chunk c's record into its slot */
     SW_TASK_ADAM,    /* adam: chunk c */
-    SW_TASK_DEVICE_ADAM, /* compute: chunk c */
-    SW_TASK_WRITE,       /* nvme write: chunk c from its slot */
-    SW_TASK_UPLOAD,      /* h2d: chunk c's emitted weights */
-    SW_TASK_COMMIT,      /* commit: the update of a step, all of whose writes are over */
+    SW_TASK_DEVICE_ADAM,  /* compute: chunk c */
+    SW_TASK_WRITE,        /* nvme write: chunk c's record from its slot */
+    SW_TASK_UPLOAD,       /* h2d: chunk c's updated weights to where they stay */
+    SW_TASK_COMMIT,       /* commit: the update of a step, all of whose writes are over */
+    SW_TASK_LOAD,         /* h2d: chunk c's weights into the window */
+    SW_TASK_READ_WEIGHT,  /* nvme read: chunk c's weights into staging */
+    SW_TASK_WRITE_WEIGHT, /* nvme write: chunk c's updated weights */
+    SW_TASK_READ_GRAD,    /* nvme read: chunk c's waiting gradient into staging */
+    SW_TASK_WRITE_GRAD,   /* nvme write: the same from staging */
+    SW_TASK_SPILL,        /* d2h: a kept input leaves the device; unit u's, of micro-batch m */
+    SW_TASK_WRITE_KEPT,   /* nvme write: the same from staging */
+    SW_TASK_READ_KEPT,    /* nvme read: into staging */
+    SW_TASK_FETCH,        /* h2d: it comes back */
     SW_TASK_KIND_COUNT
 };
 const char *sw_task_name(enum sw_task_kind kind);
 
 struct sw_dep {
-    int32_t index; /* in the lane's order within its turn */
+    int32_t index; /* in the lane's order within its turn; -1: what came before that turn */
     int8_t turn;   /* 0: this turn, -1: the one before */
     uint8_t lane;
 };
@@ -72,17 +86,15 @@ struct sw_task {
     uint8_t late; /* belongs to the update of the step before this turn's */
     uint8_t dep_count;
     uint32_t unit, micro, chunk;
-    int32_t slot; /* position in the chunk-slot ring (READ, ADAM, WRITE of NVMe chunks), else -1 */
-    int32_t emit; /* position in the emit ring (ADAM, UPLOAD), else -1 */
+    int32_t at[SW_RING_COUNT]; /* position in each ring that the task uses, else -1 */
+    int32_t kept_out; /* in SW_RING_KEPT: what a forward fills, beside its input; else -1 */
     struct sw_dep deps[SW_DEPS_MAX];
 };
 
 struct sw_turn_shape {
-    uint32_t unit_count, micro_count;
-    int tied;
     enum sw_overlap overlap; /* resolved: none, forward or backward */
     uint32_t turning_point;  /* units below it are LATE: 0 for none, all for forward */
-    uint32_t late_top;       /* so are this many at the top, the head first; backward only */
+    uint32_t late_top;       /* so are this many at the top, the last first; backward only */
     const struct sw_placement *placement;
 };
 
@@ -92,21 +104,16 @@ struct sw_turn_shape {
  * the top last. How near this comes to the best choice, tests/test_turn.c plays. */
 void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_elements);
 
+/* Whether a shape leaves any update, or this unit's, to the following turn. */
+int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
+int sw_turn_unit_is_late(const struct sw_turn_shape *shape, uint32_t unit);
+
+/* Whether the turns of a placement commit: where the whole optimizer state is on NVMe. */
+int sw_turn_commits(const struct sw_placement *placement);
+
 enum sw_turn_kind { SW_TURN_TRAIN, SW_TURN_DRAIN, SW_TURN_EVAL };
 
-/* Where the tasks are that the next turn may wait for; -1 when absent. Indices count in their
- * lanes. */
-struct sw_turn_marks {
-    int32_t fill, batch_last, loss, gate, norm, scalars;
-    int32_t *backward, *reduce, *grad; /* by unit: last micro-batch's backward */
-    int32_t *upload;                   /* by unit: the last chunk's */
-    int32_t *adam;                     /* by unit: the last chunk's on the adam lane */
-    int32_t *write_of_chunk;           /* by chunk */
-    int32_t *write_of_slot;            /* by position */
-    int32_t *upload_of_emit;
-    int32_t write_last;
-    int32_t commit;
-};
+struct sw_track; /* who last touched what, for the turn that follows */
 
 struct sw_turn {
     enum sw_turn_kind kind;
@@ -115,18 +122,18 @@ struct sw_turn {
     struct sw_task *tasks;
     uint32_t lane_count[SW_LANE_COUNT];
     uint32_t *lane_tasks[SW_LANE_COUNT]; /* indices into tasks */
-    uint32_t slot_uses, emit_uses;       /* positions used in the two rings */
-    struct sw_turn_marks marks;
+    uint32_t ring_uses[SW_RING_COUNT];   /* positions used in each ring */
+    struct sw_track *end;                /* sw_turn_settle() drops it */
 };
 
 /* Builds a turn. has_late: the turn before left late updates open (always so for a drain). prev:
- * the turn that runs before without the lanes being idle in between, or NULL. 0 or -ENOMEM. */
+ * the turn that runs before without the lanes being idle in between, not settled, or NULL. 0 or
+ * -ENOMEM. */
 int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum sw_turn_kind kind,
                   int has_late, const struct sw_turn *prev);
+/* Frees what only a turn built behind this one needs. */
+void sw_turn_settle(struct sw_turn *turn);
 void sw_turn_free(struct sw_turn *turn);
-
-/* Whether a shape leaves any update to the following turn. */
-int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
 
 /* Checks the invariants over a sequence of turns that run back to back from idle lanes, ending in
  * idle lanes: every read finds what an earlier task in its ancestry filled, no slot is reused

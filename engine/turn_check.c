@@ -20,41 +20,67 @@ enum family {
     BATCH,
     WEIGHT,
     KEPT,
-    GRAD_X,
-    ACC,
-    GRAD_DEVICE,
-    NORM_DEVICE,
-    GRAD_HOST,
-    NORM_HOST,
-    LOSS_DEVICE,
-    LOSS_HOST,
+    GROUP,
+    NORM_INPUT,
+    HEAD_INPUT,
+    STATS,
+    HEAD_GRAD,
+    BETWEEN,
+    HEAD_ACC,
+    GRAD,
+    NORMS,
+    HOST_NORMS,
+    LOSS,
+    HOST_LOSS,
     VERDICT,
+    NORMED,
     SCALARS,
-    SLOT,
-    EMIT,
     STATE,
     COMMITTED,
-    FAMILY_COUNT
+    RING, /* the slots of the rings follow */
+    FAMILY_COUNT = RING + SW_RING_COUNT
 };
 
-static const char *const family_names[] = {"staging",
-                                           "batch",
-                                           "weights of chunk",
-                                           "kept input",
-                                           "gradient between units",
-                                           "accumulator",
-                                           "rounded gradient",
-                                           "block norms",
-                                           "host gradient",
-                                           "host norms",
-                                           "loss sums",
-                                           "host loss sums",
-                                           "verdict",
-                                           "scalars",
-                                           "chunk slot",
-                                           "emit slot",
-                                           "record",
-                                           "commit"};
+static const char *const family_names[FAMILY_COUNT] = {
+    "staging",
+    "batch",
+    "weights of chunk",
+    "kept input",
+    "input inside a group",
+    "input of the norm",
+    "input of the head",
+    "statistics of the head",
+    "gradient of the head's input",
+    "gradient between units",
+    "accumulator of the head",
+    "waiting gradient of chunk",
+    "block norms",
+    "host norms",
+    "loss sums",
+    "host loss sums",
+    "verdict",
+    "seen norm",
+    "scalars",
+    "record",
+    "commit",
+    "state slot",
+    "emit slot",
+    "window slot",
+    "weight staging slot",
+    "accumulator",
+    "rounded gradient slot",
+    "gradient staging slot",
+    "kept input slot",
+    "kept input staging slot",
+};
+
+/* Which side of the border a family lies on; what a placement may put on either is neither. */
+enum side { EITHER, DEVICE, HOST };
+static const uint8_t family_side[FAMILY_COUNT] = {
+    HOST,   DEVICE, EITHER, EITHER, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE,
+    DEVICE, EITHER, DEVICE, HOST,   DEVICE, HOST,   HOST,   HOST,   DEVICE, EITHER,
+    HOST,   HOST,   HOST,   DEVICE, HOST,   DEVICE, DEVICE, HOST,   DEVICE, HOST,
+};
 
 struct resource {
     uint64_t tag;
@@ -73,9 +99,10 @@ struct checker {
     uint64_t family_first[FAMILY_COUNT + 1];
     struct clock *clocks[2];     /* by task, of this turn and the one before */
     int64_t base[SW_LANE_COUNT]; /* tasks of earlier turns */
-    uint64_t slot_base, emit_base;
+    uint64_t ring_base[SW_RING_COUNT];
     uint64_t step; /* of the turn at hand; the last one trained for drains and evaluations */
     uint64_t turn_number;
+    int is_eval;
     int failed;
     char *why;
     uint32_t why_size;
@@ -105,7 +132,15 @@ static struct resource *find(struct checker *c, enum family f, uint64_t i) {
     return &c->resources[c->family_first[f] + i];
 }
 
+static void check_side(struct checker *c, enum family f) {
+    const int copy = c->task->lane == SW_LANE_H2D || c->task->lane == SW_LANE_D2H;
+    const int device = sw_lane_on_device((enum sw_lane)c->task->lane);
+    if (!copy && family_side[f] == (device ? HOST : DEVICE))
+        fail(c, "touches %s across the border", family_names[f]);
+}
+
 static void reads(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
+    check_side(c, f);
     struct resource *r = find(c, f, i);
     if (r->tag != tag)
         fail(c, "reads %s %llu holding %llx, expected %llx", family_names[f], (unsigned long long)i,
@@ -117,6 +152,7 @@ static void reads(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
 }
 
 static void writes(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
+    check_side(c, f);
     struct resource *r = find(c, f, i);
     if (c->now.over[r->write_lane] < r->write_index)
         fail(c, "overwrites %s %llu while lane %s may still write it", family_names[f],
@@ -128,118 +164,398 @@ static void writes(struct checker *c, enum family f, uint64_t i, uint64_t tag) {
     *r = (struct resource){.tag = tag, .write_index = c->index, .write_lane = c->task->lane};
 }
 
-/* Tags. Zero is "never filled", so every other tag is at least 1. */
+/* ---- tags: what a resource holds ---- */
+
+/* Zero is "never filled". */
+static uint64_t tag_of(uint64_t a, uint64_t b, uint64_t c) {
+    uint64_t tag = 0x9E3779B97F4A7C15u;
+    const uint64_t parts[] = {a, b, c};
+    for (int i = 0; i < 3; i++) tag = (tag ^ parts[i]) * 0xD6E8FEB86659FD93u, tag ^= tag >> 32;
+    return tag | 1;
+}
+
 static uint64_t turn_tag(const struct checker *c) {
-    return c->turn_number + 1;
+    return tag_of(c->turn_number, 0, 0);
 }
-static uint64_t unit_tag(const struct checker *c, uint64_t unit) {
-    return (turn_tag(c) << 24) | (unit + 1);
+/* `count` pieces of `what` are there, made in this turn. */
+static uint64_t part_tag(const struct checker *c, uint64_t what, uint64_t count) {
+    return tag_of(c->turn_number, what + 1, count);
 }
-static uint64_t micro_tag(const struct checker *c, uint64_t unit, uint64_t micro) {
-    return (unit_tag(c, unit) << 16) | (micro + 1);
-}
+/* A chunk's record or weights after the update of a step. */
 static uint64_t chunk_tag(uint64_t chunk, uint64_t step) {
-    return ((chunk + 1) << 24) | (step + 1);
+    return tag_of(UINT64_MAX, chunk, step);
 }
 static uint64_t step_tag(uint64_t step) {
-    return step + 1;
+    return tag_of(UINT64_MAX - 1, step, 0);
+}
+static uint64_t grad_tag(const struct checker *c, uint64_t chunk, int late) {
+    return tag_of(c->turn_number - (uint64_t)late, UINT64_MAX, chunk);
 }
 
 static uint64_t task_step(const struct checker *c) {
     return c->step - c->task->late;
 }
 
+static uint64_t slot_of(const struct checker *c, enum sw_ring ring, int32_t position) {
+    return (c->ring_base[ring] + (uint64_t)position) % c->shape->placement->ring_slots[ring];
+}
+
+static void reads_slot(struct checker *c, enum sw_ring ring, int32_t position, uint64_t tag) {
+    if (position < 0)
+        fail(c, "has no slot");
+    else
+        reads(c, (enum family)(RING + ring), slot_of(c, ring, position), tag);
+}
+
+static void writes_slot(struct checker *c, enum sw_ring ring, int32_t position, uint64_t tag) {
+    if (position < 0)
+        fail(c, "has no slot");
+    else
+        writes(c, (enum family)(RING + ring), slot_of(c, ring, position), tag);
+}
+
+/* The next piece of what is filled piece by piece; the first may find anything. */
+static void adds(struct checker *c, enum family f, uint64_t i, uint64_t what, uint64_t had) {
+    if (had > 0) reads(c, f, i, part_tag(c, what, had));
+    writes(c, f, i, part_tag(c, what, had + 1));
+}
+
+static uint32_t chunks_of(const struct sw_placement *p, uint32_t unit) {
+    return p->unit_first_chunk[unit + 1] - p->unit_first_chunk[unit];
+}
+
+/* ---- compute ---- */
+
+/* The weights that this step is computed with: those after the step before. */
 static void reads_weights(struct checker *c, uint32_t unit) {
     const struct sw_placement *p = c->shape->placement;
+    if (p->ring_slots[SW_RING_WINDOW]) {
+        reads_slot(c, SW_RING_WINDOW, c->task->at[SW_RING_WINDOW],
+                   part_tag(c, unit, chunks_of(p, unit)));
+        return;
+    }
     for (uint32_t i = p->unit_first_chunk[unit]; i < p->unit_first_chunk[unit + 1]; i++)
-        reads(c, WEIGHT, i, step_tag(c->step - 1));
+        reads(c, WEIGHT, i, chunk_tag(i, c->step - 1));
 }
 
-static uint64_t acc_of(const struct checker *c, uint32_t unit) {
-    if (c->shape->tied && unit == 0) return SW_ACC_SLOTS;
-    return (c->shape->unit_count - 1 - unit) % SW_ACC_SLOTS;
+enum { INPUT = 1 << 20, STATISTICS = 2 << 20, TO_HEAD = 3 << 20, ACC = 4 << 20, SPAN = 5 << 20 };
+
+/* The tag of a unit's whole input of one micro-batch: the first layer's has as many writers as the
+ * embedding has parts. */
+static uint64_t input_tag(const struct checker *c, uint32_t unit, uint32_t m) {
+    const struct sw_unit_order *o = &c->shape->placement->order;
+    return part_tag(c, INPUT + ((uint64_t)m << 32) + unit, unit == o->parts ? o->parts : 1);
 }
 
-static uint64_t grad_slot_of(const struct checker *c, uint32_t unit) {
+static void reads_input(struct checker *c, uint32_t unit, uint32_t m) {
     const struct sw_placement *p = c->shape->placement;
-    if (p->grad_resident_bytes) return unit;
-    return (c->shape->unit_count - 1 - unit) % SW_GRAD_SLOTS;
+    const uint64_t tag = input_tag(c, unit, m);
+    if (unit == sw_order_norm(&p->order)) {
+        reads(c, NORM_INPUT, m, tag);
+        return;
+    }
+    const uint32_t layer = unit - p->order.parts, place = sw_placement_place(p, layer);
+    const uint64_t kept = (uint64_t)sw_placement_group(p, layer) * p->micro_count + m;
+    if (place > 0)
+        reads(c, GROUP, (uint64_t)(place - 1) * p->micro_count + m, tag);
+    else if (p->kept[kept].tier == SW_TIER_DEVICE)
+        reads(c, KEPT, kept, tag);
+    else
+        reads_slot(c, SW_RING_KEPT, c->task->at[SW_RING_KEPT], tag);
 }
 
-static void accumulates(struct checker *c, uint32_t unit, uint64_t acc) {
-    const uint32_t m = c->task->micro, micros = c->shape->micro_count;
-    const int shared = c->shape->tied && acc == SW_ACC_SLOTS;
-    if (m > 0)
-        reads(c, ACC, acc, micro_tag(c, unit, m - 1));
-    else if (shared && unit == 0)
-        reads(c, ACC, acc, micro_tag(c, c->shape->unit_count - 1, micros - 1));
-    writes(c, ACC, acc, micro_tag(c, unit, m));
+/* `had`: pieces of it that are there. */
+static void adds_input(struct checker *c, uint32_t unit, uint32_t m, uint64_t had) {
+    const struct sw_placement *p = c->shape->placement;
+    const uint64_t what = INPUT + ((uint64_t)m << 32) + unit;
+    if (unit >= sw_order_norm(&p->order)) {
+        adds(c, unit == sw_order_norm(&p->order) ? NORM_INPUT : HEAD_INPUT, m, what, had);
+        return;
+    }
+    const uint32_t layer = unit - p->order.parts, place = sw_placement_place(p, layer);
+    const uint64_t kept = (uint64_t)sw_placement_group(p, layer) * p->micro_count + m;
+    if (place > 0)
+        adds(c, GROUP, (uint64_t)(place - 1) * p->micro_count + m, what, had);
+    else if (p->kept[kept].tier == SW_TIER_DEVICE)
+        adds(c, KEPT, kept, what, had);
+    else if (c->task->kept_out < 0)
+        fail(c, "has no slot for the input that it makes");
+    else
+        adds(c, (enum family)(RING + SW_RING_KEPT), slot_of(c, SW_RING_KEPT, c->task->kept_out),
+             what, had);
+}
+
+static void follow_forward(struct checker *c) {
+    const uint32_t u = c->task->unit, m = c->task->micro;
+    const uint32_t parts = c->shape->placement->order.parts;
+    reads_weights(c, u);
+    if (u < parts)
+        reads(c, BATCH, m, turn_tag(c));
+    else
+        reads_input(c, u, m);
+    adds_input(c, u < parts ? parts : u + 1, m, u < parts ? u : 0);
+}
+
+static void reads_head(struct checker *c) {
+    const uint32_t m = c->task->micro, norm = sw_order_norm(&c->shape->placement->order);
+    reads(c, BATCH, m, turn_tag(c));
+    reads(c, HEAD_INPUT, m, part_tag(c, INPUT + ((uint64_t)m << 32) + norm + 1, 1));
+}
+
+/* Which part of the head a unit is. */
+static uint32_t part_of(const struct checker *c, uint32_t unit) {
+    const struct sw_unit_order *o = &c->shape->placement->order;
+    return o->tied ? unit : unit - sw_order_norm(o) - 1;
+}
+
+/* A unit's accumulator after `count` of its contributions. */
+static void accumulates(struct checker *c, uint32_t unit, uint64_t had) {
+    const struct sw_unit_order *o = &c->shape->placement->order;
+    const int32_t position = c->task->at[SW_RING_ACC];
+    if (position >= 0)
+        adds(c, (enum family)(RING + SW_RING_ACC), slot_of(c, SW_RING_ACC, position), ACC + unit,
+             had);
+    else if (unit < o->parts || unit > sw_order_norm(o))
+        adds(c, HEAD_ACC, part_of(c, unit), ACC + unit, had);
+    else
+        fail(c, "has no accumulator");
+}
+
+/* Contributions that a unit's gradient has in all. */
+static uint64_t contributions(const struct checker *c, uint32_t unit) {
+    const struct sw_placement *p = c->shape->placement;
+    return p->micro_count * (p->order.tied && unit < p->order.parts ? 2 : 1);
+}
+
+static void follow_head(struct checker *c) {
+    const struct sw_placement *p = c->shape->placement;
+    const struct sw_unit_order *o = &p->order;
+    const uint32_t m = c->task->micro, u = c->task->unit;
+    const uint64_t statistics = STATISTICS + m, to_head = TO_HEAD + m;
+    reads_head(c);
+    if (c->task->kind == SW_TASK_HEAD_WHOLE) {
+        for (uint32_t part = 0; part < o->parts; part++) {
+            reads_weights(c, sw_order_head(o, part));
+            accumulates(c, sw_order_head(o, part), m);
+        }
+        writes(c, STATS, m, part_tag(c, statistics, o->parts));
+        writes(c, HEAD_GRAD, m, part_tag(c, to_head, o->parts));
+        writes(c, LOSS, m, turn_tag(c));
+        return;
+    }
+    reads_weights(c, u);
+    if (c->task->kind == SW_TASK_HEAD_FORWARD) {
+        adds(c, STATS, m, statistics, part_of(c, u));
+        if (part_of(c, u) == o->parts - 1) writes(c, LOSS, m, turn_tag(c));
+        return;
+    }
+    reads(c, STATS, m, part_tag(c, statistics, o->parts));
+    if (c->task->kind == SW_TASK_HEAD_BACKWARD)
+        adds(c, HEAD_GRAD, m, to_head, o->parts - 1 - part_of(c, u));
+    if (c->task->kind == SW_TASK_HEAD_GRAD || !o->tied) accumulates(c, u, m);
 }
 
 static void follow_backward(struct checker *c) {
-    const uint32_t u = c->task->unit, m = c->task->micro, head = c->shape->unit_count - 1;
-    if (u == 0 || u == head) reads(c, BATCH, m, turn_tag(c));
-    if (u > 0) reads(c, KEPT, u * c->shape->micro_count + m, turn_tag(c));
-    if (u > 0) reads_weights(c, u);
-    if (u == head && c->shape->tied) reads_weights(c, 0);
-    if (u < head) reads(c, GRAD_X, m, unit_tag(c, u + 1));
-    if (u > 0) writes(c, GRAD_X, m, unit_tag(c, u));
-    accumulates(c, u, acc_of(c, u));
-    if (u == head && c->shape->tied) accumulates(c, u, SW_ACC_SLOTS);
-    if (u == head) writes(c, LOSS_DEVICE, m, turn_tag(c));
+    const struct sw_placement *p = c->shape->placement;
+    const uint32_t u = c->task->unit, m = c->task->micro, norm = sw_order_norm(&p->order);
+    const uint32_t above = u < p->order.parts ? p->order.parts : u + 1;
+    if (u < p->order.parts)
+        reads(c, BATCH, m, turn_tag(c));
+    else
+        reads_weights(c, u);
+    if (u >= p->order.parts) reads_input(c, u, m);
+    if (u == norm)
+        reads(c, HEAD_GRAD, m, part_tag(c, TO_HEAD + m, p->order.parts));
+    else
+        reads(c, BETWEEN, m, part_tag(c, above, 0));
+    if (u >= p->order.parts) writes(c, BETWEEN, m, part_tag(c, u, 0));
+    accumulates(c, u, contributions(c, u) - p->micro_count + m);
+}
+
+/* ---- gradients and updates ---- */
+
+static uint64_t span_number(const struct sw_placement *p, uint32_t chunk) {
+    uint64_t number = 0;
+    for (uint32_t i = p->unit_first_chunk[p->chunks[chunk].unit]; i < chunk;
+         i = p->chunks[i].span_end)
+        number++;
+    return number;
+}
+
+static void follow_reduce(struct checker *c) {
+    const struct sw_placement *p = c->shape->placement;
+    const uint32_t u = c->task->unit, first = c->task->chunk;
+    const uint64_t whole = part_tag(c, ACC + u, contributions(c, u));
+    if (c->task->at[SW_RING_ACC] >= 0)
+        reads_slot(c, SW_RING_ACC, c->task->at[SW_RING_ACC], whole);
+    else
+        reads(c, HEAD_ACC, part_of(c, u), whole);
+    int away = 0;
+    for (uint32_t i = first; i < p->chunks[first].span_end; i++) {
+        if (p->chunks[i].grad_tier == SW_TIER_DEVICE)
+            writes(c, GRAD, i, grad_tag(c, i, 0));
+        else
+            away = 1;
+    }
+    if (away)
+        writes_slot(c, SW_RING_ROUNDED, c->task->at[SW_RING_ROUNDED], part_tag(c, SPAN + first, 0));
+    adds(c, NORMS, u, u, span_number(p, first));
+}
+
+/* A gradient's ways: from the device's slot or place, to its place or a slot for Adam or NVMe. */
+static void follow_grad(struct checker *c) {
+    const struct sw_task *t = c->task;
+    const struct sw_chunk *chunk = &c->shape->placement->chunks[t->chunk];
+    const uint64_t tag = grad_tag(c, t->chunk, t->late);
+    if (t->kind == SW_TASK_GRAD && chunk->grad_tier != SW_TIER_DEVICE)
+        reads_slot(c, SW_RING_ROUNDED, t->at[SW_RING_ROUNDED],
+                   part_tag(c, SPAN + chunk->span_first, 0));
+    else if (t->kind == SW_TASK_WRITE_GRAD)
+        reads_slot(c, SW_RING_GRAD_STAGE, t->at[SW_RING_GRAD_STAGE], tag);
+    else
+        reads(c, GRAD, t->chunk, tag);
+    if (t->kind == SW_TASK_WRITE_GRAD || t->at[SW_RING_GRAD_STAGE] < 0)
+        writes(c, GRAD, t->chunk, tag);
+    else
+        writes_slot(c, SW_RING_GRAD_STAGE, t->at[SW_RING_GRAD_STAGE], tag);
+}
+
+static void reads_verdict(struct checker *c) {
+    const uint64_t step = task_step(c);
+    reads(c, VERDICT, step % 4, step_tag(step));
+    if (c->task->late) reads(c, NORMED, step % 4, step_tag(step));
+}
+
+static void follow_adam(struct checker *c) {
+    const struct sw_task *t = c->task;
+    const uint64_t before = chunk_tag(t->chunk, task_step(c) - 1);
+    const uint64_t after = chunk_tag(t->chunk, task_step(c));
+    reads_verdict(c);
+    if (t->at[SW_RING_GRAD_STAGE] >= 0)
+        reads_slot(c, SW_RING_GRAD_STAGE, t->at[SW_RING_GRAD_STAGE],
+                   grad_tag(c, t->chunk, t->late));
+    else
+        reads(c, GRAD, t->chunk, grad_tag(c, t->chunk, t->late));
+    if (t->at[SW_RING_STATE] >= 0) {
+        reads_slot(c, SW_RING_STATE, t->at[SW_RING_STATE], before);
+        writes_slot(c, SW_RING_STATE, t->at[SW_RING_STATE], after);
+    } else {
+        reads(c, STATE, t->chunk, before);
+        writes(c, STATE, t->chunk, after);
+    }
+    if (t->at[SW_RING_EMIT] >= 0)
+        writes_slot(c, SW_RING_EMIT, t->at[SW_RING_EMIT], after);
+    else
+        writes(c, WEIGHT, t->chunk, after);
+}
+
+/* A chunk's weights come into the window piece by piece, in order. */
+static void follow_load(struct checker *c) {
+    const struct sw_task *t = c->task;
+    const struct sw_placement *p = c->shape->placement;
+    const uint64_t tag = chunk_tag(t->chunk, c->step - 1);
+    if (t->at[SW_RING_EMIT] >= 0)
+        reads_slot(c, SW_RING_EMIT, t->at[SW_RING_EMIT], tag);
+    else if (t->at[SW_RING_WEIGHT_STAGE] >= 0)
+        reads_slot(c, SW_RING_WEIGHT_STAGE, t->at[SW_RING_WEIGHT_STAGE], tag);
+    else
+        reads(c, WEIGHT, t->chunk, tag);
+    if (t->at[SW_RING_WINDOW] < 0)
+        fail(c, "has no window");
+    else
+        adds(c, (enum family)(RING + SW_RING_WINDOW),
+             slot_of(c, SW_RING_WINDOW, t->at[SW_RING_WINDOW]), t->unit,
+             t->chunk - p->unit_first_chunk[t->unit]);
 }
 
 static void follow_update(struct checker *c) {
     const struct sw_task *t = c->task;
     const struct sw_placement *p = c->shape->placement;
-    const uint64_t step = task_step(c), grad_turn = turn_tag(c) - t->late;
-    const uint64_t slot = t->slot < 0 ? 0 : (c->slot_base + (uint64_t)t->slot) % p->chunk_slots;
-    const uint64_t emit = t->emit < 0 ? 0 : (c->emit_base + (uint64_t)t->emit) % p->emit_slots;
+    const uint64_t step = task_step(c);
     const uint64_t before = chunk_tag(t->chunk, step - 1), after = chunk_tag(t->chunk, step);
     switch (t->kind) {
     case SW_TASK_READ:
         reads(c, STATE, t->chunk, before);
-        writes(c, SLOT, slot, before);
-        break;
-    case SW_TASK_ADAM:
-        reads(c, VERDICT, step % 4, step_tag(step));
-        reads(c, GRAD_HOST, t->unit, grad_turn);
-        if (t->slot >= 0) {
-            reads(c, SLOT, slot, before);
-            writes(c, SLOT, slot, after);
-        } else {
-            reads(c, STATE, t->chunk, before);
-            writes(c, STATE, t->chunk, after);
-        }
-        writes(c, EMIT, emit, after);
+        writes_slot(c, SW_RING_STATE, t->at[SW_RING_STATE], before);
         break;
     case SW_TASK_DEVICE_ADAM:
         reads(c, SCALARS, 0, step_tag(step));
-        reads(c, GRAD_DEVICE, grad_slot_of(c, t->unit), (grad_turn << 24) | (t->unit + 1));
+        reads(c, GRAD, t->chunk, grad_tag(c, t->chunk, t->late));
         reads(c, STATE, t->chunk, before);
         writes(c, STATE, t->chunk, after);
-        writes(c, WEIGHT, t->chunk, step_tag(step));
+        writes(c, WEIGHT, t->chunk, after);
         break;
     case SW_TASK_WRITE:
-        reads(c, SLOT, slot, after);
-        reads(c, COMMITTED, 0, step_tag(step - 1)); /* so this home is not the committed one */
+        reads_slot(c, SW_RING_STATE, t->at[SW_RING_STATE], after);
+        if (sw_turn_commits(p)) /* so this home is not the committed one */
+            reads(c, COMMITTED, 0, step_tag(step - 1));
         writes(c, STATE, t->chunk, after);
         break;
     case SW_TASK_COMMIT:
-        for (uint32_t i = 0; i < p->chunk_count; i++)
-            if (p->chunks[i].tier == SW_TIER_NVME) reads(c, STATE, i, chunk_tag(i, step));
+        reads(c, NORMED, step % 4, step_tag(step));
+        for (uint32_t i = 0; i < p->chunk_count; i++) reads(c, STATE, i, chunk_tag(i, step));
         writes(c, COMMITTED, 0, step_tag(step));
         break;
-    default:
-        reads(c, EMIT, emit, after);
-        writes(c, WEIGHT, t->chunk, step_tag(step));
+    case SW_TASK_READ_WEIGHT:
+        reads(c, WEIGHT, t->chunk, before);
+        writes_slot(c, SW_RING_WEIGHT_STAGE, t->at[SW_RING_WEIGHT_STAGE], before);
+        break;
+    default: /* upload, write weight */
+        reads_slot(c, SW_RING_EMIT, t->at[SW_RING_EMIT], after);
+        writes(c, WEIGHT, t->chunk, after);
         break;
     }
 }
 
+/* A kept input leaves the device and comes back. */
+static void follow_kept(struct checker *c) {
+    const struct sw_task *t = c->task;
+    const struct sw_placement *p = c->shape->placement;
+    const uint64_t tag = input_tag(c, t->unit, t->micro);
+    const uint64_t kept =
+        (uint64_t)sw_placement_group(p, t->unit - p->order.parts) * p->micro_count + t->micro;
+    const int32_t stage = t->at[SW_RING_KEPT_STAGE];
+    const int out = t->kind == SW_TASK_SPILL || t->kind == SW_TASK_FETCH;
+    if (t->kind == SW_TASK_SPILL)
+        reads_slot(c, SW_RING_KEPT, t->at[SW_RING_KEPT], tag);
+    else if (t->kind == SW_TASK_WRITE_KEPT || (t->kind == SW_TASK_FETCH && stage >= 0))
+        reads_slot(c, SW_RING_KEPT_STAGE, stage, tag);
+    else
+        reads(c, KEPT, kept, tag);
+    if (t->kind == SW_TASK_FETCH)
+        writes_slot(c, SW_RING_KEPT, t->at[SW_RING_KEPT], tag);
+    else if (t->kind == SW_TASK_READ_KEPT || (out && stage >= 0))
+        writes_slot(c, SW_RING_KEPT_STAGE, stage, tag);
+    else
+        writes(c, KEPT, kept, tag);
+}
+
+static void follow_control(struct checker *c) {
+    const struct sw_placement *p = c->shape->placement;
+    if (c->task->kind == SW_TASK_GATE) {
+        reads(c, HOST_LOSS, 0, turn_tag(c));
+        if (!c->is_eval) writes(c, VERDICT, c->step % 4, step_tag(c->step));
+        return;
+    }
+    for (uint32_t u = 0; u < p->order.unit_count; u++) reads(c, HOST_NORMS, u, turn_tag(c));
+    reads(c, HOST_LOSS, 0, turn_tag(c));
+    writes(c, NORMED, c->step % 4, step_tag(c->step));
+    /* Behind a gate the norm is reported, and decides only what is late. */
+    if (c->shape->overlap != SW_OVERLAP_BACKWARD)
+        writes(c, VERDICT, c->step % 4, step_tag(c->step));
+}
+
+static uint64_t spans_of(const struct sw_placement *p, uint32_t unit) {
+    uint64_t count = 0;
+    for (uint32_t i = p->unit_first_chunk[unit]; i < p->unit_first_chunk[unit + 1];
+         i = p->chunks[i].span_end)
+        count++;
+    return count;
+}
+
 static void follow(struct checker *c) {
     const struct sw_task *t = c->task;
-    const uint32_t u = t->unit, m = t->micro, micros = c->shape->micro_count;
+    const uint32_t u = t->unit, m = t->micro;
     switch (t->kind) {
     case SW_TASK_FILL:
         writes(c, STAGING, 0, turn_tag(c));
@@ -249,52 +565,54 @@ static void follow(struct checker *c) {
         writes(c, BATCH, m, turn_tag(c));
         break;
     case SW_TASK_FORWARD:
-        if (u == 0)
-            reads(c, BATCH, m, turn_tag(c));
-        else
-            reads(c, KEPT, u * micros + m, turn_tag(c));
-        reads_weights(c, u);
-        writes(c, KEPT, (u + 1) * micros + m, turn_tag(c));
+    case SW_TASK_RECOMPUTE:
+        follow_forward(c);
         break;
     case SW_TASK_BACKWARD:
         follow_backward(c);
         break;
-    case SW_TASK_EVAL_HEAD:
-        reads(c, BATCH, m, turn_tag(c));
-        reads(c, KEPT, u * micros + m, turn_tag(c));
-        reads_weights(c, u);
-        if (c->shape->tied) reads_weights(c, 0);
-        writes(c, LOSS_DEVICE, m, turn_tag(c));
+    case SW_TASK_HEAD_FORWARD:
+    case SW_TASK_HEAD_WHOLE:
+    case SW_TASK_HEAD_BACKWARD:
+    case SW_TASK_HEAD_GRAD:
+        follow_head(c);
         break;
     case SW_TASK_LOSS:
-        for (uint32_t i = 0; i < micros; i++) reads(c, LOSS_DEVICE, i, turn_tag(c));
-        writes(c, LOSS_HOST, 0, turn_tag(c));
+        for (uint32_t i = 0; i < c->shape->placement->micro_count; i++)
+            reads(c, LOSS, i, turn_tag(c));
+        writes(c, HOST_LOSS, 0, turn_tag(c));
         break;
     case SW_TASK_GATE:
-        reads(c, LOSS_HOST, 0, turn_tag(c));
-        writes(c, VERDICT, c->step % 4, step_tag(c->step));
+    case SW_TASK_NORM:
+        follow_control(c);
         break;
     case SW_TASK_REDUCE:
-        reads(c, ACC, acc_of(c, u), micro_tag(c, u, micros - 1));
-        writes(c, GRAD_DEVICE, grad_slot_of(c, u), unit_tag(c, u));
-        writes(c, NORM_DEVICE, u, unit_tag(c, u));
+        follow_reduce(c);
         break;
     case SW_TASK_GRAD:
-        reads(c, GRAD_DEVICE, grad_slot_of(c, u), unit_tag(c, u));
-        reads(c, NORM_DEVICE, u, unit_tag(c, u));
-        writes(c, GRAD_HOST, u, turn_tag(c));
-        writes(c, NORM_HOST, u, turn_tag(c));
+    case SW_TASK_READ_GRAD:
+    case SW_TASK_WRITE_GRAD:
+        follow_grad(c);
         break;
-    case SW_TASK_NORM:
-        for (uint32_t i = 0; i < c->shape->unit_count; i++) reads(c, NORM_HOST, i, turn_tag(c));
-        reads(c, LOSS_HOST, 0, turn_tag(c));
-        /* Behind a gate the norm is reported, and decides only what is late. */
-        if (c->shape->overlap != SW_OVERLAP_BACKWARD)
-            writes(c, VERDICT, c->step % 4, step_tag(c->step));
+    case SW_TASK_NORMS:
+        reads(c, NORMS, u, part_tag(c, u, spans_of(c->shape->placement, u)));
+        writes(c, HOST_NORMS, u, turn_tag(c));
         break;
     case SW_TASK_SCALARS:
-        reads(c, VERDICT, task_step(c) % 4, step_tag(task_step(c)));
+        reads_verdict(c);
         writes(c, SCALARS, 0, step_tag(task_step(c)));
+        break;
+    case SW_TASK_ADAM:
+        follow_adam(c);
+        break;
+    case SW_TASK_LOAD:
+        follow_load(c);
+        break;
+    case SW_TASK_SPILL:
+    case SW_TASK_WRITE_KEPT:
+    case SW_TASK_READ_KEPT:
+    case SW_TASK_FETCH:
+        follow_kept(c);
         break;
     default:
         follow_update(c);
@@ -320,9 +638,19 @@ static void take_clock(struct checker *c, const struct sw_turn *turn, const stru
         *now = c->clocks[0][turn->lane_tasks[t->lane][lane_index - 1]];
     else if (prev && prev->lane_count[t->lane] > 0)
         *now = c->clocks[1][prev->lane_tasks[t->lane][prev->lane_count[t->lane] - 1]];
+    /* Turns before the last one have ended: on host lanes their tasks are over. */
+    for (int l = 0; l < SW_LANE_COUNT && prev; l++) {
+        const int64_t ended = c->base[l] - prev->lane_count[l];
+        if (!sw_lane_on_device((enum sw_lane)l) && ended > now->over[l]) now->over[l] = ended;
+    }
     for (uint32_t d = 0; d < t->dep_count; d++) {
         const struct sw_dep *dep = &t->deps[d];
         const struct sw_turn *in = dep->turn == 0 ? turn : prev;
+        if (in && dep->index < 0) {
+            const int64_t before = c->base[dep->lane] - (dep->turn ? in->lane_count[dep->lane] : 0);
+            if (before > now->over[dep->lane]) now->over[dep->lane] = before;
+            continue;
+        }
         if (!allowed((enum sw_lane)t->lane, (enum sw_lane)dep->lane)) {
             fail(c, "waits across the border for lane %s", sw_lane_name((enum sw_lane)dep->lane));
             return;
@@ -357,34 +685,38 @@ static void check_turn(struct checker *c, const struct sw_turn *turn, const stru
 }
 
 static int open_checker(struct checker *c, uint32_t tasks_max) {
-    const struct sw_turn_shape *s = c->shape;
-    const struct sw_placement *p = s->placement;
-    const uint64_t units = s->unit_count, micros = s->micro_count, chunks = p->chunk_count;
-    const uint64_t counts[FAMILY_COUNT] = {[STAGING] = 1,
-                                           [BATCH] = micros,
-                                           [WEIGHT] = chunks,
-                                           [KEPT] = (units + 1) * micros,
-                                           [GRAD_X] = micros,
-                                           [ACC] = SW_ACC_SLOTS + 1,
-                                           [GRAD_DEVICE] = units + SW_GRAD_SLOTS,
-                                           [NORM_DEVICE] = units,
-                                           [GRAD_HOST] = units,
-                                           [NORM_HOST] = units,
-                                           [LOSS_DEVICE] = micros,
-                                           [LOSS_HOST] = 1,
-                                           [VERDICT] = 4,
-                                           [SCALARS] = 1,
-                                           [SLOT] = p->chunk_slots,
-                                           [EMIT] = p->emit_slots,
-                                           [STATE] = chunks,
-                                           [COMMITTED] = 1};
-    for (int f = 0; f < FAMILY_COUNT; f++) c->family_first[f + 1] = c->family_first[f] + counts[f];
+    const struct sw_placement *p = c->shape->placement;
+    const uint64_t units = p->order.unit_count, micros = p->micro_count, chunks = p->chunk_count;
+    const uint64_t counts[RING] = {[STAGING] = 1,
+                                   [BATCH] = micros,
+                                   [WEIGHT] = chunks,
+                                   [KEPT] = p->kept_groups * micros,
+                                   [GROUP] = (p->checkpoint_every - 1) * micros,
+                                   [NORM_INPUT] = micros,
+                                   [HEAD_INPUT] = micros,
+                                   [STATS] = micros,
+                                   [HEAD_GRAD] = micros,
+                                   [BETWEEN] = micros,
+                                   [HEAD_ACC] = p->order.parts,
+                                   [GRAD] = chunks,
+                                   [NORMS] = units,
+                                   [HOST_NORMS] = units,
+                                   [LOSS] = micros,
+                                   [HOST_LOSS] = 1,
+                                   [VERDICT] = 4,
+                                   [NORMED] = 4,
+                                   [SCALARS] = 1,
+                                   [STATE] = chunks,
+                                   [COMMITTED] = 1};
+    for (int f = 0; f < FAMILY_COUNT; f++)
+        c->family_first[f + 1] =
+            c->family_first[f] + (f < RING ? counts[f] : p->ring_slots[f - RING]);
     c->resources = calloc(c->family_first[FAMILY_COUNT], sizeof(*c->resources));
     c->clocks[0] = calloc(tasks_max + 1, sizeof(struct clock));
     c->clocks[1] = calloc(tasks_max + 1, sizeof(struct clock));
     if (!c->resources || !c->clocks[0] || !c->clocks[1]) return -ENOMEM;
     for (uint32_t i = 0; i < p->chunk_count; i++) { /* before the first step */
-        find(c, WEIGHT, i)->tag = step_tag(0);
+        find(c, WEIGHT, i)->tag = chunk_tag(i, 0);
         find(c, STATE, i)->tag = chunk_tag(i, 0);
     }
     find(c, COMMITTED, 0)->tag = step_tag(0);
@@ -394,12 +726,12 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
 static void check_end(struct checker *c, uint64_t steps) {
     c->task = NULL;
     for (uint32_t i = 0; i < c->shape->placement->chunk_count && !c->failed; i++) {
-        if (find(c, WEIGHT, i)->tag != step_tag(steps))
+        if (find(c, WEIGHT, i)->tag != chunk_tag(i, steps))
             fail(c, "chunk %u: the weights did not get every update", i);
         else if (find(c, STATE, i)->tag != chunk_tag(i, steps))
             fail(c, "chunk %u: the record did not get every update", i);
     }
-    if (c->shape->placement->state_bytes[SW_TIER_NVME] && !c->failed &&
+    if (sw_turn_commits(c->shape->placement) && !c->failed &&
         find(c, COMMITTED, 0)->tag != step_tag(steps))
         fail(c, "the last update was not committed");
 }
@@ -418,13 +750,13 @@ int sw_turn_check(const struct sw_turn_shape *shape, const struct sw_turn *const
         /* Tasks of a drain are late: they belong to the step before the one that never began. */
         c.step = turn->kind == SW_TURN_TRAIN ? steps : steps + 1;
         c.turn_number = (uint64_t)t;
+        c.is_eval = turn->kind == SW_TURN_EVAL;
         check_turn(&c, turn, t > 0 ? turns[t - 1] : NULL);
         struct clock *swap = c.clocks[0];
         c.clocks[0] = c.clocks[1];
         c.clocks[1] = swap;
         for (int l = 0; l < SW_LANE_COUNT; l++) c.base[l] += turn->lane_count[l];
-        c.slot_base += turn->slot_uses;
-        c.emit_base += turn->emit_uses;
+        for (int r = 0; r < SW_RING_COUNT; r++) c.ring_base[r] += turn->ring_uses[r];
     }
     if (ret == 0 && !c.failed) check_end(&c, steps);
     free(c.resources);

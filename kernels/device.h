@@ -102,12 +102,17 @@ struct sw_device_ops {
     int (*copy_d2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*zero)(struct sw_stream *s, void *dst, uint64_t bytes);
 
-    /* out[i] = table[tokens[i]]: out [n][width], table [vocab][width], tokens int32 [n]. */
+    /* For tokens in [first_row, first_row + rows) alone, out[i] = table[tokens[i] - first_row]; the
+     * others' rows of out stay as they are. out [n][width], table [rows][width], tokens int32 [n],
+     * none below 0. */
     int (*embed)(struct sw_stream *s, enum sw_dtype dtype, void *out, const void *table,
-                 const int32_t *tokens, uint64_t n, uint64_t width);
-    /* dtable[tokens[i]] += dout[i], in order of i for each row: dtable FP32 [vocab][width]. */
+                 const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                 uint64_t rows);
+    /* For the same tokens, dtable[tokens[i] - first_row] += dout[i], in order of i for each row:
+     * dtable FP32 [rows][width]. */
     int (*embed_backward)(struct sw_stream *s, enum sw_dtype dtype, float *dtable, const void *dout,
-                          const int32_t *tokens, uint64_t n, uint64_t width, uint64_t vocab);
+                          const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                          uint64_t rows);
 
     /* out = x / sqrt(mean(x^2) + eps) * w by rows (Zhang & Sennrich, arXiv:1910.07467, eq. 4);
      * rstd FP32 [n] is kept for backward. */
@@ -146,14 +151,35 @@ struct sw_device_ops {
     int (*swiglu_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dgate, void *dup,
                            const void *dout, const void *gate, const void *up, uint64_t count);
 
-    /* Per row of logits FP32 [n][vocab]: loss[i] = mask[i] ? logsumexp - logit[target] : 0, and,
-     * unless dlogits is NULL, dlogits = mask[i] ? (softmax - onehot) * scale : 0 in dtype (dlogits
-     * may be logits itself when dtype is FP32). mask NULL: all count. */
-    int (*cross_entropy)(struct sw_stream *s, enum sw_dtype dtype, void *dlogits, float *loss,
-                         const float *logits, const int32_t *targets, const uint8_t *mask,
-                         float scale, uint64_t n, uint64_t vocab);
+    /* The cross-entropy of rows whose columns come in parts: a call sees columns [first_column,
+     * first_column + width) of each row, as logits FP32 [n][width], width > 0. targets int32 [n]
+     * are columns of the whole row. Three operators:
+     *
+     * stats FP32 [n][3] become those of the columns so far: their maximum, the sum of exp(l -
+     * maximum), and the target's logit (NaN until its column came). begin: these are the row's
+     * first columns; else they go on from what stats holds, in ascending order (the online softmax
+     * of Milakov & Gimelshein, arXiv:1805.02867, algorithm 3). A NaN or +Inf among the logits, or
+     * nothing but -Inf in a call, makes the sum NaN. */
+    int (*softmax_stats)(struct sw_stream *s, float *stats, const float *logits,
+                         const int32_t *targets, uint64_t n, uint64_t width, uint64_t first_column,
+                         int begin);
+    /* After the last columns: loss[i] = mask[i] ? maximum + log(sum) - target's logit : 0, FP32
+     * [n]. mask NULL: all count. */
+    int (*softmax_loss)(struct sw_stream *s, float *loss, const float *stats, const uint8_t *mask,
+                        uint64_t n);
+    /* dlogits [n][width] in dtype = mask[i] ? (exp(l - maximum) / sum - onehot) * scale : 0, with
+     * the whole row's stats. dlogits may be logits itself when dtype is FP32. */
+    int (*softmax_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dlogits,
+                            const float *logits, const float *stats, const int32_t *targets,
+                            const uint8_t *mask, float scale, uint64_t n, uint64_t width,
+                            uint64_t first_column);
+
     /* *out = sum of x in index order, in double. */
     int (*sum)(struct sw_stream *s, double *out, const float *x, uint64_t n);
+
+    /* dst = src rounded to dtype (nearest even; a copy for FP32). dst may not be src. */
+    int (*round)(struct sw_stream *s, enum sw_dtype dtype, void *dst, const float *src,
+                 uint64_t count);
 
     /* dst = src rounded to dst_dtype (nearest even); block_sums[i] = squared norm, in double, of
      * the rounded elements [i * SW_NORM_BLOCK, ...) in a fixed order; *bad counts what is not

@@ -1,143 +1,367 @@
-/* offload/placement.c - cuts units into chunks and adds up the pools. */
+/* offload/placement.c - cuts units into chunks, deals them out to the tiers and adds up the pools.
+ */
 #include "offload/placement.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include "base/block_norm.h"
 #include "base/size.h"
 
 enum { PAGE_BYTES = 4096 };
 
-const char *sw_tier_name(enum sw_tier tier) {
-    static const char *const names[] = {"device", "host", "nvme"};
-    return names[tier];
-}
-
-/* Whole blocks whose record fits. */
+/* Whole blocks whose record fits, and such that spans of whole norm blocks are whole chunks: a
+ * multiple of SW_NORM_BLOCK elements, or a power of two below it. */
 static uint64_t chunk_elements(const struct sw_placement_input *in) {
-    return in->chunk_bytes / sw_adam_record_bytes(&in->format, SW_ADAM_BLOCK) * SW_ADAM_BLOCK;
+    const uint64_t fit =
+        in->chunk_bytes / sw_adam_record_bytes(&in->format, SW_ADAM_BLOCK) * SW_ADAM_BLOCK;
+    if (fit >= SW_NORM_BLOCK) return fit / SW_NORM_BLOCK * SW_NORM_BLOCK;
+    uint64_t elements = SW_ADAM_BLOCK;
+    while (elements * 2 <= fit) elements *= 2;
+    return elements;
 }
 
-static uint64_t largest_unit(const struct sw_placement_input *in, int skip_tied) {
+static uint64_t largest_unit(const struct sw_placement_input *in) {
     uint64_t largest = 0;
-    for (uint32_t u = skip_tied && in->tied ? 1 : 0; u < in->unit_count; u++)
+    for (uint32_t u = 0; u < in->order.unit_count; u++)
         if (in->unit_elements[u] > largest) largest = in->unit_elements[u];
     return largest;
 }
 
-/* Slots are read ahead and written behind while the update waits for gradients; an eighth of the
- * chunks hides most of that wait, and leaves seven eighths of the state out of memory. */
-static uint32_t ring_slots(uint32_t chunks) {
-    uint32_t slots = chunks / 8;
-    if (slots < SW_CHUNK_SLOTS_MIN) slots = SW_CHUNK_SLOTS_MIN;
-    if (slots > SW_CHUNK_SLOTS_MAX) slots = SW_CHUNK_SLOTS_MAX;
-    return slots < chunks ? slots : chunks;
+static uint64_t take(uint64_t *pool_bytes, uint64_t bytes) {
+    const uint64_t offset = *pool_bytes;
+    *pool_bytes += bytes;
+    return offset;
 }
 
-static void size_pools(struct sw_placement *p, const struct sw_placement_input *in) {
-    uint64_t record_max = 0, count_max = 0, unit_sum = 0;
-    uint32_t nvme_chunks = 0, emitted = 0;
-    for (uint32_t c = 0; c < p->chunk_count; c++) {
-        struct sw_chunk *chunk = &p->chunks[c];
-        if (chunk->record_bytes > record_max) record_max = chunk->record_bytes;
-        if (chunk->count > count_max) count_max = chunk->count;
-        nvme_chunks += chunk->tier == SW_TIER_NVME;
-        emitted += chunk->tier != SW_TIER_DEVICE;
-        if (chunk->tier != SW_TIER_NVME) chunk->record_offset = p->state_bytes[chunk->tier];
-        p->state_bytes[chunk->tier] += chunk->record_bytes;
+/* ---- chunks ---- */
+
+/* Spans begin where a chunk begins at a border of norm blocks. */
+static void mark_spans(struct sw_placement *p, uint32_t first, uint32_t end) {
+    for (uint32_t c = first; c < end;) {
+        uint32_t next = c + 1;
+        while (next < end && p->chunks[next].first % SW_NORM_BLOCK) next++;
+        for (uint32_t i = c; i < next; i++) {
+            p->chunks[i].span_first = c;
+            p->chunks[i].span_end = next;
+        }
+        c = next;
     }
-    for (uint32_t u = 0; u < in->unit_count; u++)
-        unit_sum += sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
-    for (int tier = 0; tier < SW_TIER_COUNT; tier++)
-        p->store_bytes += in->homes * p->state_bytes[tier];
-    p->chunk_slots = ring_slots(nvme_chunks);
-    p->emit_slots = emitted < SW_EMIT_SLOTS_MAX ? emitted : SW_EMIT_SLOTS_MAX;
-    p->chunk_slot_bytes = record_max;
-    p->emit_slot_bytes = sw_round_up(count_max * sw_dtype_bytes(in->format.weight), PAGE_BYTES);
-    p->acc_slot_bytes = sw_round_up(largest_unit(in, 1) * 4, PAGE_BYTES);
-    p->tied_acc_bytes = in->tied ? sw_round_up(in->unit_elements[0] * 4, PAGE_BYTES) : 0;
-    const int resident = in->optimizer == SW_TIER_DEVICE;
-    p->grad_resident_bytes = resident ? unit_sum : 0;
-    p->grad_slot_bytes =
-        resident ? 0
-                 : sw_round_up(largest_unit(in, 0) * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
+}
+
+static void add_chunk(struct sw_placement *p, const struct sw_placement_input *in,
+                      struct sw_chunk chunk, struct sw_tiers_deal deals[3]) {
+    const uint64_t weight = chunk.count * sw_dtype_bytes(in->format.weight);
+    const uint64_t grad = chunk.count * sw_dtype_bytes(in->format.grad);
+    chunk.tier = sw_tiers_next(in->optimizer, &deals[0]);
+    chunk.weight_tier = sw_tiers_next(in->params, &deals[1]);
+    chunk.grad_tier = sw_tiers_next(in->gradients, &deals[2]);
+    if (chunk.tier == SW_TIER_DEVICE) chunk.grad_tier = SW_TIER_DEVICE;
+    assert(chunk.tier != SW_TIER_DEVICE || chunk.weight_tier == SW_TIER_DEVICE);
+    chunk.record_bytes = sw_round_up(sw_adam_record_bytes(&in->format, chunk.count), PAGE_BYTES);
+    const uint64_t record = take(&p->state_bytes[chunk.tier], chunk.record_bytes);
+    if (chunk.tier != SW_TIER_NVME) chunk.record_offset = record;
+    const uint64_t page = chunk.weight_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
+    const uint64_t at = take(&p->weight_bytes[chunk.weight_tier], sw_round_up(weight, page));
+    if (chunk.weight_tier != SW_TIER_NVME) chunk.weight_offset = at;
+    const uint64_t grad_page = chunk.grad_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
+    const uint64_t waits = take(&p->grad_bytes[chunk.grad_tier], sw_round_up(grad, grad_page));
+    if (chunk.grad_tier != SW_TIER_NVME) chunk.grad_offset = waits;
+    p->chunks[p->chunk_count++] = chunk;
+}
+
+static void cut_units(struct sw_placement *p, const struct sw_placement_input *in, uint64_t step) {
+    uint64_t index = 0;
+    for (uint32_t u = 0; u < in->order.unit_count; u++) {
+        struct sw_tiers_deal deals[3] = {0};
+        p->unit_first_chunk[u] = p->chunk_count;
+        if (sw_tiers_is_all(in->params, SW_TIER_DEVICE))
+            p->weight_bytes[SW_TIER_DEVICE] =
+                sw_round_up(p->weight_bytes[SW_TIER_DEVICE], PAGE_BYTES);
+        p->unit_weight_offset[u] = p->weight_bytes[SW_TIER_DEVICE];
+        for (uint64_t first = 0; first < in->unit_elements[u]; first += step) {
+            const uint64_t left = in->unit_elements[u] - first;
+            const struct sw_chunk chunk = {.unit = u,
+                                           .first = first,
+                                           .count = left < step ? left : step,
+                                           .index = index + first};
+            add_chunk(p, in, chunk, deals);
+        }
+        mark_spans(p, p->unit_first_chunk[u], p->chunk_count);
+        index += sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
+    }
+    p->unit_first_chunk[in->order.unit_count] = p->chunk_count;
+    for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
+        p->weight_bytes[tier] = sw_round_up(p->weight_bytes[tier], PAGE_BYTES);
+        p->grad_bytes[tier] = sw_round_up(p->grad_bytes[tier], PAGE_BYTES);
+    }
+}
+
+static void place_kept(struct sw_placement *p, const struct sw_placement_input *in) {
+    struct sw_tiers_deal deal = {0};
+    for (uint32_t i = 0; i < p->kept_groups * in->micro_count; i++) {
+        struct sw_kept *kept = &p->kept[i];
+        kept->tier = sw_tiers_next(in->activations, &deal);
+        const uint64_t at = take(&p->kept_bytes[kept->tier], in->activation_bytes);
+        if (kept->tier != SW_TIER_NVME) kept->offset = at;
+    }
+    p->group_bytes = (uint64_t)(in->checkpoint_every - 1) * in->micro_count * in->activation_bytes;
+}
+
+/* ---- rings ---- */
+
+static const enum sw_tier ring_tier[SW_RING_COUNT] = {
+    [SW_RING_STATE] = SW_TIER_HOST,      [SW_RING_EMIT] = SW_TIER_HOST,
+    [SW_RING_WINDOW] = SW_TIER_DEVICE,   [SW_RING_WEIGHT_STAGE] = SW_TIER_HOST,
+    [SW_RING_ACC] = SW_TIER_DEVICE,      [SW_RING_ROUNDED] = SW_TIER_DEVICE,
+    [SW_RING_GRAD_STAGE] = SW_TIER_HOST, [SW_RING_KEPT] = SW_TIER_DEVICE,
+    [SW_RING_KEPT_STAGE] = SW_TIER_HOST,
+};
+
+static uint32_t at_most(uint64_t slots, uint64_t wanted) {
+    return (uint32_t)(slots < wanted ? slots : wanted);
+}
+
+/* Slots are read ahead and written behind while the update waits for gradients; an eighth of the
+ * chunks hides most of that wait, and leaves seven eighths of the state out of memory. */
+static uint32_t state_slots(uint64_t chunks) {
+    uint64_t slots = chunks / 8;
+    if (slots < SW_STATE_SLOTS_MIN) slots = SW_STATE_SLOTS_MIN;
+    if (slots > SW_STATE_SLOTS_MAX) slots = SW_STATE_SLOTS_MAX;
+    return at_most(slots, chunks);
+}
+
+struct counts {
+    uint64_t on_nvme, emitted, streamed, weights_on_nvme, staged, grads_staged, spans, spilled,
+        kept_staged;
+    uint64_t record_max, count_max, span_max;
+};
+
+static struct counts count(const struct sw_placement *p) {
+    struct counts n = {0};
+    uint32_t last_span = UINT32_MAX;
+    for (uint32_t c = 0; c < p->chunk_count; c++) {
+        const struct sw_chunk *chunk = &p->chunks[c];
+        const struct sw_chunk *last = &p->chunks[chunk->span_end - 1];
+        const uint64_t span = last->first + last->count - p->chunks[chunk->span_first].first;
+        if (chunk->record_bytes > n.record_max) n.record_max = chunk->record_bytes;
+        if (chunk->count > n.count_max) n.count_max = chunk->count;
+        n.on_nvme += chunk->tier == SW_TIER_NVME;
+        n.emitted += chunk->tier != SW_TIER_DEVICE && chunk->weight_tier != SW_TIER_HOST;
+        n.streamed += chunk->weight_tier != SW_TIER_DEVICE;
+        n.weights_on_nvme += chunk->weight_tier == SW_TIER_NVME;
+        /* Those of the embedding may come once a turn, from Adam itself. */
+        n.staged += chunk->weight_tier == SW_TIER_NVME && chunk->unit >= p->order.parts;
+        n.grads_staged += chunk->tier != SW_TIER_DEVICE && chunk->grad_tier != SW_TIER_HOST;
+        if (chunk->grad_tier == SW_TIER_DEVICE) continue;
+        if (chunk->span_first != last_span) n.spans++;
+        last_span = chunk->span_first;
+        if (span > n.span_max) n.span_max = span;
+    }
+    for (uint32_t i = 0; i < p->kept_groups * p->micro_count; i++) {
+        n.spilled += p->kept[i].tier != SW_TIER_DEVICE;
+        n.kept_staged += p->kept[i].tier == SW_TIER_NVME;
+    }
+    return n;
+}
+
+/* No ring is longer than its uses in a turn: so whoever had a slot before did so in this turn or
+ * the one before. */
+static void size_rings(struct sw_placement *p, const struct sw_placement_input *in) {
+    const struct counts n = count(p);
+    const uint64_t weight = sw_dtype_bytes(in->format.weight),
+                   grad = sw_dtype_bytes(in->format.grad);
+    const uint64_t largest = largest_unit(in);
+    const struct {
+        uint32_t slots;
+        uint64_t bytes;
+    } rings[SW_RING_COUNT] = {
+        [SW_RING_STATE] = {state_slots(n.on_nvme), n.record_max},
+        [SW_RING_EMIT] = {at_most(SW_EMIT_SLOTS, n.emitted), n.count_max * weight},
+        [SW_RING_WINDOW] = {n.streamed ? SW_WINDOW_SLOTS : 0, largest * weight},
+        [SW_RING_WEIGHT_STAGE] = {at_most(SW_WEIGHT_STAGE_SLOTS,
+                                          n.staged ? n.staged : n.weights_on_nvme > 0),
+                                  n.count_max * weight},
+        [SW_RING_ACC] = {SW_ACC_SLOTS, largest * 4},
+        [SW_RING_ROUNDED] = {at_most(SW_ROUNDED_SLOTS, n.spans), n.span_max * grad},
+        [SW_RING_GRAD_STAGE] = {at_most(SW_GRAD_STAGE_SLOTS, n.grads_staged), n.count_max * grad},
+        [SW_RING_KEPT] = {at_most(2 * in->micro_count + 1, n.spilled), in->activation_bytes},
+        [SW_RING_KEPT_STAGE] = {at_most(SW_KEPT_STAGE_SLOTS, n.kept_staged), in->activation_bytes},
+    };
+    for (int r = 0; r < SW_RING_COUNT; r++) {
+        p->ring_slots[r] = rings[r].slots;
+        p->ring_slot_bytes[r] = sw_round_up(rings[r].bytes, PAGE_BYTES);
+    }
+}
+
+static void size_head(struct sw_placement *p, const struct sw_placement_input *in, int whole) {
+    const uint32_t parts = in->order.parts;
+    p->head_whole = whole;
+    for (uint32_t part = 0; part < parts; part++) {
+        const uint64_t bytes = 4 * in->unit_elements[sw_order_head(&in->order, part)];
+        p->head_acc_offset[part + 1] =
+            p->head_acc_offset[part] + (whole ? sw_round_up(bytes, PAGE_BYTES) : 0);
+    }
+}
+
+static uint64_t needs(const struct sw_placement *p, const struct sw_placement_input *in,
+                      enum sw_tier tier) {
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
+    return sw_placement_bytes(rows, sw_placement_table(p, in, rows), tier);
+}
+
+static void shorten(struct sw_placement *p, enum sw_ring ring, uint32_t slots) {
+    if (p->ring_slots[ring] > slots) p->ring_slots[ring] = slots;
+}
+
+/* What is given up for a budget, in this order: what costs the least time first. */
+static int give_up(struct sw_placement *p, const struct sw_placement_input *in, enum sw_tier tier,
+                   int step) {
+    const int device = tier == SW_TIER_DEVICE;
+    switch (step) {
+    case 0:
+        if (device)
+            size_head(p, in, 0);
+        else
+            shorten(p, SW_RING_STATE, SW_STATE_SLOTS_MIN);
+        return 1;
+    case 1:
+        shorten(p, device ? SW_RING_WINDOW : SW_RING_GRAD_STAGE, device ? 2 : 3);
+        return 1;
+    case 2:
+        shorten(p, device ? SW_RING_ACC : SW_RING_WEIGHT_STAGE, device ? 1 : 3);
+        return 1;
+    case 3:
+        shorten(p, device ? SW_RING_ROUNDED : SW_RING_EMIT, 2);
+        return 1;
+    case 4:
+        shorten(p, device ? SW_RING_KEPT : SW_RING_KEPT_STAGE, device ? in->micro_count + 1 : 2);
+        return 1;
+    case 5:
+        shorten(p, device ? SW_RING_WINDOW : SW_RING_STATE, device ? 1 : 2);
+        return 1;
+    case 6:
+        if (device) return 0;
+        for (int r = 0; r < SW_RING_COUNT; r++)
+            if (ring_tier[r] == SW_TIER_HOST) shorten(p, (enum sw_ring)r, 1);
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static void fit(struct sw_placement *p, const struct sw_placement_input *in) {
+    const enum sw_tier tiers[] = {SW_TIER_DEVICE, SW_TIER_HOST};
+    for (int i = 0; i < 2; i++) {
+        const uint64_t budget = in->budget_bytes[tiers[i]];
+        for (int step = 0; budget && needs(p, in, tiers[i]) > budget; step++)
+            if (!give_up(p, in, tiers[i], step)) break;
+    }
+}
+
+/* ---- the whole ---- */
+
+uint64_t sw_placement_chunks(const struct sw_placement_input *in) {
+    const uint64_t step = chunk_elements(in);
+    uint64_t total = 0;
+    for (uint32_t u = 0; u < in->order.unit_count; u++)
+        total += (in->unit_elements[u] + step - 1) / step;
+    return total;
+}
+
+static int allocate(struct sw_placement *p, const struct sw_placement_input *in) {
+    const uint32_t units = in->order.unit_count;
+    const uint32_t layers = sw_order_layers(&in->order);
+    const uint64_t total = sw_placement_chunks(in);
+    assert(total > 0 && total < UINT32_MAX);
+    p->kept_groups = (layers + in->checkpoint_every - 1) / in->checkpoint_every;
+    p->chunks = calloc(total, sizeof(*p->chunks));
+    p->unit_first_chunk = calloc(units + 1, sizeof(*p->unit_first_chunk));
+    p->unit_weight_offset = calloc(units, sizeof(*p->unit_weight_offset));
+    p->kept = calloc((size_t)p->kept_groups * in->micro_count + 1, sizeof(*p->kept));
+    if (p->chunks && p->unit_first_chunk && p->unit_weight_offset && p->kept) return 0;
+    sw_placement_free(p);
+    return -ENOMEM;
 }
 
 int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *in) {
-    assert(in->unit_count >= 2 && in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
-    *p = (struct sw_placement){.unit_count = in->unit_count};
-    const uint64_t step = chunk_elements(in);
-    uint64_t total = 0;
-    for (uint32_t u = 0; u < in->unit_count; u++) total += (in->unit_elements[u] + step - 1) / step;
-    assert(total > 0 && total < UINT32_MAX);
-    p->chunks = calloc(total, sizeof(*p->chunks));
-    p->unit_first_chunk = calloc(in->unit_count + 1, sizeof(*p->unit_first_chunk));
-    if (!p->chunks || !p->unit_first_chunk) {
-        sw_placement_free(p);
-        return -ENOMEM;
-    }
-    uint64_t index = 0;
-    for (uint32_t u = 0; u < in->unit_count; u++) {
-        p->unit_first_chunk[u] = p->chunk_count;
-        for (uint64_t first = 0; first < in->unit_elements[u]; first += step) {
-            const uint64_t left = in->unit_elements[u] - first;
-            const uint64_t count = left < step ? left : step;
-            p->chunks[p->chunk_count++] = (struct sw_chunk){
-                .unit = u,
-                .tier = in->optimizer,
-                .first = first,
-                .count = count,
-                .index = index + first,
-                .record_bytes = sw_round_up(sw_adam_record_bytes(&in->format, count), PAGE_BYTES),
-            };
-        }
-        index += sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
-    }
-    p->unit_first_chunk[in->unit_count] = p->chunk_count;
-    size_pools(p, in);
+    assert(in->order.parts >= 1 && in->order.parts <= 64 && in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
+    assert(in->checkpoint_every >= 1 && in->micro_count >= 1);
+    *p = (struct sw_placement){.order = in->order,
+                               .micro_count = in->micro_count,
+                               .checkpoint_every = in->checkpoint_every};
+    const int ret = allocate(p, in);
+    if (ret < 0) return ret;
+    cut_units(p, in, chunk_elements(in));
+    place_kept(p, in);
+    size_rings(p, in);
+    size_head(p, in, sw_tiers_is_all(in->params, SW_TIER_DEVICE));
+    p->store_bytes = in->homes * (p->state_bytes[0] + p->state_bytes[1] + p->state_bytes[2]) +
+                     p->weight_bytes[SW_TIER_NVME] + p->grad_bytes[SW_TIER_NVME] +
+                     p->kept_bytes[SW_TIER_NVME];
+    fit(p, in);
     return 0;
 }
 
 void sw_placement_free(struct sw_placement *p) {
     free(p->chunks);
     free(p->unit_first_chunk);
+    free(p->unit_weight_offset);
+    free(p->kept);
     *p = (struct sw_placement){0};
 }
 
+/* ---- the table ---- */
+
+static const char *const ring_names[SW_RING_COUNT] = {
+    [SW_RING_STATE] = "optimizer state slots",
+    [SW_RING_EMIT] = "updated weight slots",
+    [SW_RING_WINDOW] = "weight window",
+    [SW_RING_WEIGHT_STAGE] = "weight staging slots",
+    [SW_RING_ACC] = "gradient accumulators (FP32)",
+    [SW_RING_ROUNDED] = "rounded gradient slots",
+    [SW_RING_GRAD_STAGE] = "gradient staging slots",
+    [SW_RING_KEPT] = "kept input slots",
+    [SW_RING_KEPT_STAGE] = "kept input staging slots",
+};
+
 int sw_placement_table(const struct sw_placement *p, const struct sw_placement_input *in,
                        struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
-    uint64_t weights = 0, host_grads = 0;
-    for (uint32_t u = 0; u < in->unit_count; u++) {
-        weights +=
-            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.weight), PAGE_BYTES);
-        host_grads +=
-            sw_round_up(in->unit_elements[u] * sw_dtype_bytes(in->format.grad), PAGE_BYTES);
-    }
-    if (in->optimizer == SW_TIER_DEVICE) host_grads = 0;
+    const uint64_t inputs = in->micro_count * in->activation_bytes;
+    const uint64_t records = p->state_bytes[0] + p->state_bytes[1] + p->state_bytes[2];
     const struct sw_byte_row all[] = {
-        {"weights", SW_TIER_DEVICE, weights},
-        {"kept inputs", SW_TIER_DEVICE,
-         (in->unit_count - 1) * in->micro_count * in->activation_bytes},
-        {"gradient between units", SW_TIER_DEVICE, in->micro_count * in->activation_bytes},
-        {"gradient accumulators (FP32)", SW_TIER_DEVICE,
-         SW_ACC_SLOTS * p->acc_slot_bytes + p->tied_acc_bytes},
-        {"rounded gradients", SW_TIER_DEVICE,
-         SW_GRAD_SLOTS * p->grad_slot_bytes + p->grad_resident_bytes},
-        {"workspace", SW_TIER_DEVICE, in->workspace_bytes},
+        {"weights", SW_TIER_DEVICE, p->weight_bytes[SW_TIER_DEVICE]},
+        {"kept inputs", SW_TIER_DEVICE, p->kept_bytes[SW_TIER_DEVICE]},
+        {"inputs inside a group", SW_TIER_DEVICE, p->group_bytes},
+        {"inputs of norm and head", SW_TIER_DEVICE, 2 * inputs},
+        {"gradient between units", SW_TIER_DEVICE, inputs},
+        {"gradient and statistics of the head", SW_TIER_DEVICE, in->micro_count * in->head_bytes},
+        {"accumulators of the head (FP32)", SW_TIER_DEVICE, p->head_acc_offset[in->order.parts]},
+        {"waiting gradients", SW_TIER_DEVICE, p->grad_bytes[SW_TIER_DEVICE]},
+        {"workspace", SW_TIER_DEVICE, in->workspace_bytes[p->head_whole]},
         {"batch", SW_TIER_DEVICE, in->batch_bytes},
         {"optimizer state", SW_TIER_DEVICE, p->state_bytes[SW_TIER_DEVICE]},
+        {"weights", SW_TIER_HOST, p->weight_bytes[SW_TIER_HOST]},
         {"optimizer state", SW_TIER_HOST, p->state_bytes[SW_TIER_HOST]},
-        {"waiting gradients", SW_TIER_HOST, host_grads},
-        {"chunk slots", SW_TIER_HOST, p->chunk_slots * p->chunk_slot_bytes},
-        {"emit slots", SW_TIER_HOST, p->emit_slots * p->emit_slot_bytes},
+        {"waiting gradients", SW_TIER_HOST, p->grad_bytes[SW_TIER_HOST]},
+        {"kept inputs", SW_TIER_HOST, p->kept_bytes[SW_TIER_HOST]},
         {"batch", SW_TIER_HOST, in->batch_bytes},
         {in->homes == 2 ? "optimizer state, two homes" : "optimizer state", SW_TIER_NVME,
-         p->store_bytes},
+         in->homes * records},
+        {"weights", SW_TIER_NVME, p->weight_bytes[SW_TIER_NVME]},
+        {"waiting gradients", SW_TIER_NVME, p->grad_bytes[SW_TIER_NVME]},
+        {"kept inputs", SW_TIER_NVME, p->kept_bytes[SW_TIER_NVME]},
     };
-    int count = 0;
+    int n = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
-        if (all[i].bytes > 0) rows[count++] = all[i];
-    return count;
+        if (all[i].bytes > 0) rows[n++] = all[i];
+    for (int r = 0; r < SW_RING_COUNT; r++)
+        if (p->ring_slots[r])
+            rows[n++] = (struct sw_byte_row){ring_names[r], ring_tier[r],
+                                             p->ring_slots[r] * p->ring_slot_bytes[r]};
+    assert(n <= SW_BYTE_ROWS_MAX);
+    return n;
 }
 
 uint64_t sw_placement_bytes(const struct sw_byte_row *rows, int row_count, enum sw_tier tier) {

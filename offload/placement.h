@@ -1,5 +1,6 @@
-/* offload/placement.h - which bytes live where: the chunks of the optimizer state and the size of
- * every pool, decided before anything is loaded.
+/* offload/placement.h - which bytes live where: the chunks of the optimizer state, the tiers of
+ * weights, gradients and kept inputs, and the size of every pool, decided before anything is
+ * loaded.
  *
  * A pure function of plain numbers: it reads no file and touches no device. What the byte table
  * says is what the run allocates. */
@@ -9,58 +10,116 @@
 #include <stdint.h>
 #include "base/bf16.h"
 #include "cpu_adam/adam.h"
+#include "offload/tiers.h"
 
-enum sw_tier { SW_TIER_DEVICE, SW_TIER_HOST, SW_TIER_NVME, SW_TIER_COUNT };
+/* The units of a model, in order: `parts` of the embedding, the layers, the norm and, when the head
+ * has a matrix of its own, `parts` of the head. */
+struct sw_unit_order {
+    uint32_t unit_count, parts;
+    int tied;
+};
 
-const char *sw_tier_name(enum sw_tier tier);
+static inline uint32_t sw_order_norm(const struct sw_unit_order *o) {
+    return o->unit_count - 1 - (o->tied ? 0 : o->parts);
+}
+static inline uint32_t sw_order_layers(const struct sw_unit_order *o) {
+    return sw_order_norm(o) - o->parts;
+}
+/* The unit that holds a part of the head's matrix. */
+static inline uint32_t sw_order_head(const struct sw_unit_order *o, uint32_t part) {
+    return o->tied ? part : sw_order_norm(o) + 1 + part;
+}
 
-/* A piece of a unit's optimizer state: one record of cpu_adam/adam.h. */
+/* Pools whose slots are used in a circle. A use is opened by the task that fills it and closed by
+ * its last reader. */
+enum sw_ring {
+    SW_RING_STATE,        /* host: optimizer records of NVMe chunks */
+    SW_RING_EMIT,         /* host: updated weights of a chunk on their way to device or NVMe */
+    SW_RING_WINDOW,       /* device: weights of a unit, streamed in */
+    SW_RING_WEIGHT_STAGE, /* host: weights of a chunk on their way from NVMe */
+    SW_RING_ACC,          /* device: FP32 gradient of a unit */
+    SW_RING_ROUNDED,      /* device: rounded gradient of a span of chunks */
+    SW_RING_GRAD_STAGE,   /* host: gradient of a chunk that does not wait in host memory */
+    SW_RING_KEPT,         /* device: kept inputs of layers that do not stay there */
+    SW_RING_KEPT_STAGE,   /* host: kept inputs on their way to and from NVMe */
+    SW_RING_COUNT
+};
+
+/* A piece of a unit: one record of cpu_adam/adam.h, with its weights and gradients. */
 struct sw_chunk {
     uint32_t unit;
-    enum sw_tier tier;
+    enum sw_tier tier;        /* of the optimizer state */
+    enum sw_tier weight_tier; /* of the working weight */
+    enum sw_tier grad_tier; /* where the rounded gradient waits; the device's if Adam runs there */
     uint64_t first, count;  /* elements of the unit; first is a multiple of SW_ADAM_BLOCK */
     uint64_t index;         /* of the first element in the model, likewise */
     uint64_t record_bytes;  /* rounded up to 4 KiB */
     uint64_t record_offset; /* in its tier's pool of records (device, host); 0 on NVMe */
+    uint64_t weight_offset; /* in its tier's pool of weights, likewise */
+    uint64_t grad_offset;   /* in its tier's pool of gradients, likewise */
+    /* Gradients are rounded by spans of chunks that begin at a border of SW_NORM_BLOCK elements. */
+    uint32_t span_first, span_end; /* chunks */
 };
 
 struct sw_placement_input {
-    uint32_t unit_count, micro_count;
+    struct sw_unit_order order;
+    uint32_t micro_count;
     const uint64_t *unit_elements; /* with padding */
-    int tied;                      /* unit 0's accumulator is its own */
     struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
-    enum sw_tier optimizer;
-    uint32_t homes;            /* on disk, of every chunk: 0, 1 (scratch) or 2 (with commits) */
-    uint64_t chunk_bytes;      /* of a record; at least SW_CHUNK_BYTES_MIN */
-    uint64_t activation_bytes; /* one unit input of one micro-batch */
-    uint64_t workspace_bytes;  /* of the compute lane */
-    uint64_t batch_bytes;      /* token ids, targets and masks of one step */
+    /* Weights lie on the device whole or not at all; where Adam runs on the device they do. */
+    struct sw_tiers optimizer, params, gradients, activations;
+    uint32_t checkpoint_every;   /* layers from one kept input to the next */
+    uint32_t homes;              /* on disk, of every chunk: 0, 1 (scratch) or 2 (with commits) */
+    uint64_t chunk_bytes;        /* of a record; at least SW_CHUNK_BYTES_MIN */
+    uint64_t activation_bytes;   /* one unit input of one micro-batch */
+    uint64_t head_bytes;         /* the head's FP32 gradient and statistics of one micro-batch */
+    uint64_t workspace_bytes[2]; /* of the compute lane: the head in parts, or whole */
+    uint64_t batch_bytes;        /* token ids, targets and masks of one step */
+    /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
+    uint64_t budget_bytes[SW_TIER_COUNT];
 };
 
 #define SW_CHUNK_BYTES_MIN 12288u
 
+/* The longest rings, when there is room for them. */
 enum {
+    SW_STATE_SLOTS_MIN = 6,
+    SW_STATE_SLOTS_MAX = 64,
+    SW_EMIT_SLOTS = 6,
+    SW_WINDOW_SLOTS = 3,
+    SW_WEIGHT_STAGE_SLOTS = 8,
     SW_ACC_SLOTS = 2,
-    SW_GRAD_SLOTS = 2,
-    SW_CHUNK_SLOTS_MIN = 6,
-    SW_CHUNK_SLOTS_MAX = 64,
-    SW_EMIT_SLOTS_MAX = 6
+    SW_ROUNDED_SLOTS = 4,
+    SW_GRAD_STAGE_SLOTS = 8,
+    SW_KEPT_STAGE_SLOTS = 4
+};
+
+/* A kept input of one micro-batch. */
+struct sw_kept {
+    enum sw_tier tier;
+    uint64_t offset; /* in its tier's pool; 0 on NVMe */
 };
 
 struct sw_placement {
-    uint32_t unit_count;
+    struct sw_unit_order order;
+    uint32_t micro_count, checkpoint_every;
     uint32_t chunk_count;
-    struct sw_chunk *chunks;    /* by unit, ascending */
-    uint32_t *unit_first_chunk; /* unit_count + 1 entries */
+    struct sw_chunk *chunks;      /* by unit, ascending */
+    uint32_t *unit_first_chunk;   /* unit_count + 1 entries */
+    uint64_t *unit_weight_offset; /* in the device's pool of weights, by unit */
 
-    uint32_t chunk_slots, emit_slots; /* rings for NVMe chunks and for weights on their way up */
-    uint64_t chunk_slot_bytes, emit_slot_bytes;
-    uint64_t acc_slot_bytes;  /* FP32 accumulators; SW_ACC_SLOTS of them */
-    uint64_t tied_acc_bytes;  /* the tied embedding's own; 0 when untied */
-    uint64_t grad_slot_bytes; /* rounded gradients on the device; SW_GRAD_SLOTS of them, unless */
-    uint64_t grad_resident_bytes;        /* they stay on the device: all units */
+    uint32_t kept_groups; /* of checkpoint_every layers, each with one kept input per micro-batch */
+    struct sw_kept *kept; /* [group][micro] */
+
+    uint32_t ring_slots[SW_RING_COUNT];
+    uint64_t ring_slot_bytes[SW_RING_COUNT];
+    int head_whole; /* logits, weights and accumulators of all parts of the head at once */
+    uint64_t head_acc_offset[65]; /* by part, in the head's accumulators; the last is their size */
+
     uint64_t state_bytes[SW_TIER_COUNT]; /* records per tier, one home each */
-    uint64_t store_bytes;                /* on disk, all homes */
+    uint64_t weight_bytes[SW_TIER_COUNT], grad_bytes[SW_TIER_COUNT], kept_bytes[SW_TIER_COUNT];
+    uint64_t group_bytes; /* inputs inside a group, recomputed in backward */
+    uint64_t store_bytes; /* on disk: records in all homes, and what else lies on NVMe */
 };
 
 /* One line of the byte table. */
@@ -69,9 +128,13 @@ struct sw_byte_row {
     enum sw_tier tier;
     uint64_t bytes;
 };
-enum { SW_BYTE_ROWS_MAX = 24 };
+enum { SW_BYTE_ROWS_MAX = 40 };
 
-/* 0 or -ENOMEM. Frees with sw_placement_free(). */
+/* How many chunks that will be. */
+uint64_t sw_placement_chunks(const struct sw_placement_input *input);
+
+/* 0 or -ENOMEM. Frees with sw_placement_free(). Budgets are honoured as far as shorter rings can:
+ * whether all fits, sw_placement_bytes() tells. */
 int sw_placement_build(struct sw_placement *placement, const struct sw_placement_input *input);
 void sw_placement_free(struct sw_placement *placement);
 
@@ -81,5 +144,13 @@ int sw_placement_table(const struct sw_placement *placement, const struct sw_pla
 
 /* The sum of a tier's rows. */
 uint64_t sw_placement_bytes(const struct sw_byte_row *rows, int row_count, enum sw_tier tier);
+
+/* The layers that share a kept input: the group of a layer (counted from 0) and its place there. */
+static inline uint32_t sw_placement_group(const struct sw_placement *p, uint32_t layer) {
+    return layer / p->checkpoint_every;
+}
+static inline uint32_t sw_placement_place(const struct sw_placement *p, uint32_t layer) {
+    return layer % p->checkpoint_every;
+}
 
 #endif

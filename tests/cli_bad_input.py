@@ -352,10 +352,10 @@ def bad_values_and_what_is_missing():
 def contradictory_options():
     with t.folder() as tmp:
         refused(tmp, 2, ["--overlap backward", "--clip 0"], "--overlap", "backward")
-        refused(tmp, 2, ["--nvme", "--optimizer nvme"], "--nvme", tmp)
-        refused(tmp, 2, ["--write-budget", "--optimizer nvme"], "--write-budget", "1G")
-        refused(tmp, 2, ["--sqpoll", "--optimizer nvme"], "--sqpoll")
-        refused(tmp, 2, ["--iopoll", "--optimizer nvme"], "--iopoll")
+        refused(tmp, 2, ["--nvme", "placement on nvme"], "--nvme", tmp)
+        refused(tmp, 2, ["--write-budget", "placement on nvme"], "--write-budget", "1G")
+        refused(tmp, 2, ["--sqpoll", "placement on nvme"], "--sqpoll")
+        refused(tmp, 2, ["--iopoll", "placement on nvme"], "--iopoll")
         refused(tmp, 2, ["--keep-store", "--commit-every 0"], "--keep-store", "--commit-every", "0")
         refused(tmp, 2, ["--resume", "--restart"], "--resume", "--restart")
         refused(tmp, 2, ["--eval-every", "--val"], "--eval-every", "1")

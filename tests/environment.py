@@ -202,7 +202,7 @@ LIMITS = {64 << 10: "65.5 kB", 8 << 20: "8.39 MB", resource.RLIM_INFINITY: "no l
 
 
 def check_registered(run, limit, registered):
-    slots = re.search(r"^  host     chunk slots +(\S+ \S+)$", run.stdout, re.M).group(1)
+    slots = re.search(r"^  host     optimizer state slots +(\S+ \S+)$", run.stdout, re.M).group(1)
     if registered:
         t.equal(warnings(run), [], f"warnings with {LIMITS[limit]}", run)
         t.contains(mode(run), "io_uring", "the mode", run)

@@ -227,7 +227,8 @@ def one_tensor_fifty_times_the_rest_goes_through_small_slots():
         sizes = sorted(len(w.data) for w in t.read_model(model)[1].values())
         t.check(sizes[-1] > 50 * sum(sizes[:-1]), f"the largest of {sizes}")
         text = on_every_tier(tmp, model, steps=4)
-        slots = float(re.search(r"^  host     chunk slots +([\d.]+) kB", text, re.M).group(1))
+        slots = float(re.search(r"^  host     optimizer state slots +([\d.]+) kB", text,
+                                re.M).group(1))
         t.check(slots * 1e3 < 12 * sizes[-1] / 2 / 4, f"{slots} kB of slots")
 
 

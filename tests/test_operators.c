@@ -262,13 +262,65 @@ static double cross_entropy_loss(void *ctx) {
     return sum;
 }
 
+/* Columns [first, first + width) of a matrix [n][of], to or from a dense one. */
+static void cut_columns(void *whole, void *part, uint64_t element, uint64_t n, uint64_t of,
+                        uint64_t first, uint64_t width, int back) {
+    for (uint64_t i = 0; i < n; i++) {
+        char *there = (char *)whole + (i * of + first) * element;
+        char *here = (char *)part + i * width * element;
+        memcpy(back ? there : here, back ? here : there, width * element);
+    }
+}
+
+/* The columns come `step` at a time, the last ones fewer. */
+static void softmax_forward(struct ref_device *d, const struct graph *g, uint64_t step,
+                            float *stats, float *loss) {
+    float *part = calloc(g->n * step, sizeof(*part));
+    memset(stats, 0xFF, g->n * 3 * sizeof(*stats)); /* NaN: what begins afresh does not see it */
+    for (uint64_t first = 0; first < g->width; first += step) {
+        const uint64_t width = g->width - first < step ? g->width - first : step;
+        cut_columns(g->x.data, part, sizeof(*part), g->n, g->width, first, width, 0);
+        d->ops->softmax_stats(d->stream, stats, part, g->targets, g->n, width, first, first == 0);
+    }
+    d->ops->softmax_loss(d->stream, loss, stats, g->mask, g->n);
+    free(part);
+}
+
+static void softmax_gradient(struct ref_device *d, enum sw_dtype dtype, const struct graph *g,
+                             uint64_t step, float scale, const float *stats, void *out) {
+    float *part = calloc(g->n * step, sizeof(*part));
+    void *rounded = calloc(g->n * step, sizeof(float));
+    for (uint64_t first = 0; first < g->width; first += step) {
+        const uint64_t width = g->width - first < step ? g->width - first : step;
+        void *to = dtype == SW_FP32 ? (void *)part : rounded; /* in place where it may be */
+        cut_columns(g->x.data, part, sizeof(*part), g->n, g->width, first, width, 0);
+        d->ops->softmax_backward(d->stream, dtype, to, part, stats, g->targets, g->mask, scale,
+                                 g->n, width, first);
+        cut_columns(out, to, sw_dtype_bytes(dtype), g->n, g->width, first, width, 1);
+    }
+    free(part), free(rounded);
+}
+
+/* The maximum and the target's logit are values of the row, exactly. */
+static void check_stats(const struct graph *g, const float *stats) {
+    for (uint64_t i = 0; i < g->n; i++) {
+        const double *row = g->x.exact + i * g->width;
+        double most = row[0];
+        for (uint64_t c = 1; c < g->width; c++) most = fmax(most, row[c]);
+        assert_true((double)stats[3 * i] == most);
+        assert_true((double)stats[3 * i + 2] == row[g->targets[i]]);
+    }
+}
+
 /* A sum of `vocab` exponentials of 3 units each: at most vocab + 8 roundings to a loss or a
- * gradient. A span of 4,096 is summed at a time, and lanes divide that by four at least. */
-static void cross_entropy_case(struct ref_device *d, enum sw_dtype dtype, uint64_t n,
-                               uint64_t vocab, int masked, struct ref_report *there,
-                               struct ref_report *back) {
+ * gradient. A span of 4,096 is summed at a time, and lanes divide that by four at least. Each part
+ * after the first adds an exponential, a product and the rounding of the joint sum. */
+static void softmax_case(struct ref_device *d, enum sw_dtype dtype, uint64_t n, uint64_t vocab,
+                         uint64_t step, int masked, struct ref_report *there,
+                         struct ref_report *back) {
     struct graph g = {.n = n, .width = vocab, .x = ref_tensor_new(d, SW_FP32, n * vocab, 6.0)};
     struct ref_tensor loss = ref_tensor_new(d, SW_FP32, n, 0.0);
+    struct ref_tensor stats = ref_tensor_new(d, SW_FP32, n * 3, 0.0);
     struct ref_tensor dlogits = ref_tensor_new(d, dtype, n * vocab, 0.0);
     double *want = calloc(n * vocab, sizeof(double));
     const float scale = 0.37f;
@@ -277,81 +329,155 @@ static void cross_entropy_case(struct ref_device *d, enum sw_dtype dtype, uint64
     g.mask = masked ? calloc(n, 1) : NULL;
     for (uint64_t i = 0; i < n; i++) g.targets[i] = (int32_t)(ref_random() % vocab);
     for (uint64_t i = 0; i < n && masked; i++) g.mask[i] = i % 3 != 1;
-    there->limit = back->limit = ((double)vocab / (vocab > 100 ? 4 : 1) + 8) * unit;
+    const double parts = (double)((vocab + step - 1) / step);
+    const double limit = ((double)vocab / (vocab > 100 ? 4 : 1) + 8 + 5 * parts) * unit;
+    there->limit = limit;
+    softmax_forward(d, &g, step, stats.data, loss.data);
+    check_stats(&g, stats.data);
     cross_entropy_loss(&g);
-    d->ops->cross_entropy(d->stream, dtype, NULL, loss.data, g.x.data, g.targets, g.mask, scale, n,
-                          vocab);
     ref_check(there, SW_FP32, loss.data, g.out, n);
     if (vocab < 100) {
+        back->limit = limit;
+        softmax_gradient(d, dtype, &g, step, scale, stats.data, dlogits.data);
         ref_differences(want, g.x.exact, n * vocab, cross_entropy_loss, &g);
         for (uint64_t i = 0; i < n * vocab; i++) want[i] *= (double)scale;
-        cross_entropy_loss(&g); /* the differences left a shifted one behind */
-        void *to = dtype == SW_FP32 ? g.x.data : dlogits.data; /* in place where it may be */
-        d->ops->cross_entropy(d->stream, dtype, to, loss.data, g.x.data, g.targets, g.mask, scale,
-                              n, vocab);
-        ref_check(there, SW_FP32, loss.data, g.out, n);
-        ref_check(back, dtype, to, want, n * vocab);
+        ref_check(back, dtype, dlogits.data, want, n * vocab);
     }
-    ref_tensor_free(d, &g.x);
-    ref_tensor_free(d, &loss);
-    ref_tensor_free(d, &dlogits);
+    struct ref_tensor *all[] = {&g.x, &loss, &stats, &dlogits};
+    for (size_t i = 0; i < 4; i++) ref_tensor_free(d, all[i]);
     free(want), free(g.out), free(g.targets), free(g.mask);
 }
 
-static void cross_entropy_matches_double_and_differences(void **state) {
+static void softmax_in_parts_matches_double_and_differences(void **state) {
     (void)state;
     struct ref_report there = {.name = "cross-entropy forward"};
     struct ref_report back = {.name = "cross-entropy backward"};
     ref_seed(5);
     EACH_DEVICE_AND_DTYPE(d, dtype) {
-        cross_entropy_case(d, dtype, 5, 37, 0, &there, &back);
-        cross_entropy_case(d, dtype, 4, 29, 1, &there, &back);
-        cross_entropy_case(d, dtype, 2, 9001, 0, &there, &back);
+        softmax_case(d, dtype, 5, 37, 37, 0, &there, &back);
+        softmax_case(d, dtype, 5, 37, 16, 0, &there, &back);
+        softmax_case(d, dtype, 4, 29, 29, 1, &there, &back);
+        softmax_case(d, dtype, 4, 29, 7, 1, &there, &back);
+        softmax_case(d, dtype, 3, 9, 1, 0, &there, &back);
+        softmax_case(d, dtype, 2, 9001, 9001, 0, &there, &back);
+        softmax_case(d, dtype, 2, 9001, 1808, 0, &there, &back);
     }
     ref_report_print(&there);
     ref_report_print(&back);
 }
 
-static void cross_entropy_of_nonfinite_logits_is_not_finite(void **state) {
+/* Maxima far apart, rising and falling: no part's sum may count for more than its share. */
+static void softmax_parts_of_other_sizes_are_weighed(void **state) {
     (void)state;
     for (struct ref_device *d = devices; d < devices + device_count; d++)
-        for (int at = 0; at < 40; at += 39)
-            for (int kind = 0; kind < 2; kind++) {
-                float logits[40] = {0}, loss = 0.0f;
-                const int32_t target = 3;
-                logits[at] = kind ? INFINITY : NAN;
-                d->ops->cross_entropy(d->stream, SW_FP32, NULL, &loss, logits, &target, NULL, 1.0f,
-                                      1, 40);
-                assert_false(isfinite(loss));
-            }
+        for (int falling = 0; falling < 2; falling++) {
+            float logits[48], loss = 0.0f, stats[3];
+            const int32_t target = 20;
+            for (int c = 0; c < 48; c++) logits[c] = 90.0f * (float)(falling ? 2 - c / 16 : c / 16);
+            for (int part = 0; part < 3; part++)
+                d->ops->softmax_stats(d->stream, stats, logits + 16 * part, &target, 1, 16,
+                                      16 * (uint64_t)part, part == 0);
+            d->ops->softmax_loss(d->stream, &loss, stats, NULL, 1);
+            assert_true(stats[0] == 180.0f && stats[1] == 16.0f && stats[2] == 90.0f);
+            assert_true(fabs((double)loss - (90.0 + log(16.0))) <= 92.0 * 2 * unit);
+        }
+}
+
+static void losses_of_nonfinite_logits_are_not_finite(void **state) {
+    (void)state;
+    static const int places[] = {0, 1, 15, 16, 17, 31, 32, 39};
+    for (struct ref_device *d = devices; d < devices + device_count; d++)
+        for (size_t p = 0; p < sizeof(places) / sizeof(places[0]); p++)
+            for (int kind = 0; kind < 2; kind++)
+                for (uint64_t step = 16; step <= 40; step += 24) {
+                    float logits[40] = {0}, loss = 0.0f, stats[3];
+                    const int32_t target = 3;
+                    logits[places[p]] = kind ? INFINITY : NAN;
+                    for (uint64_t first = 0; first < 40; first += step)
+                        d->ops->softmax_stats(d->stream, stats, logits + first, &target, 1,
+                                              40 - first < step ? 40 - first : step, first,
+                                              first == 0);
+                    d->ops->softmax_loss(d->stream, &loss, stats, NULL, 1);
+                    assert_false(isfinite(loss));
+                }
+}
+
+static void a_target_without_its_column_has_no_loss(void **state) {
+    (void)state;
+    for (struct ref_device *d = devices; d < devices + device_count; d++) {
+        const float logits[16] = {0};
+        const int32_t targets[2] = {16, -1};
+        float loss = 0.0f, stats[3];
+        for (int i = 0; i < 2; i++) {
+            d->ops->softmax_stats(d->stream, stats, logits, &targets[i], 1, 16, 0, 1);
+            d->ops->softmax_loss(d->stream, &loss, stats, NULL, 1);
+            assert_true(isnan(loss));
+        }
+    }
+}
+
+/* Tokens of the whole vocabulary against a table that holds `rows` of it. */
+static void embedding_part_case(struct ref_device *d, enum sw_dtype dtype, uint64_t width,
+                                uint64_t first, uint64_t rows) {
+    enum { N = 300, VOCAB = 9 };
+    struct ref_tensor table = ref_tensor_new(d, dtype, rows * width, 1.0);
+    struct ref_tensor dout = ref_tensor_new(d, dtype, N * width, 1.0);
+    struct ref_tensor out = ref_tensor_new(d, dtype, N * width, 2.0);
+    struct ref_tensor grad = ref_tensor_new(d, SW_FP32, rows * width, 1.0);
+    float *want = calloc(rows * width, sizeof(float));
+    int32_t tokens[N];
+    for (int i = 0; i < N; i++) tokens[i] = (int32_t)(ref_random() % VOCAB);
+    memcpy(want, grad.data, rows * width * sizeof(float));
+    d->ops->embed(d->stream, dtype, out.data, table.data, tokens, N, width, first, rows);
+    d->ops->embed_backward(d->stream, dtype, grad.data, dout.data, tokens, N, width, first, rows);
+    for (uint64_t i = 0; i < N; i++) {
+        const uint64_t token = (uint64_t)tokens[i];
+        const int is_here = token >= first && token < first + rows;
+        for (uint64_t c = 0; c < width; c++) {
+            const double before = out.exact[i * width + c];
+            const uint64_t at = (token - first) * width + c;
+            assert_true(ref_value(dtype, out.data, i * width + c) ==
+                        (is_here ? table.exact[at] : before));
+            if (is_here) want[at] += (float)dout.exact[i * width + c];
+        }
+    }
+    assert_memory_equal(grad.data, want, rows * width * sizeof(float)); /* exact */
+    struct ref_tensor *all[] = {&table, &dout, &out, &grad};
+    for (size_t i = 0; i < 4; i++) ref_tensor_free(d, all[i]);
+    free(want);
 }
 
 static void embedding_rows_are_gathered_and_summed_in_order(void **state) {
     (void)state;
-    enum { N = 300, VOCAB = 9 };
     ref_seed(6);
     EACH_DEVICE_AND_DTYPE(d, dtype) {
         for (uint64_t width = 1; width < 140; width += 69) {
-            struct ref_tensor table = ref_tensor_new(d, dtype, VOCAB * width, 1.0);
-            struct ref_tensor dout = ref_tensor_new(d, dtype, N * width, 1.0);
-            struct ref_tensor out = ref_tensor_new(d, dtype, N * width, 0.0);
-            struct ref_tensor grad = ref_tensor_new(d, SW_FP32, VOCAB * width, 1.0);
-            float *want = calloc(VOCAB * width, sizeof(float));
-            int32_t tokens[N];
-            for (int i = 0; i < N; i++) tokens[i] = (int32_t)(ref_random() % VOCAB);
-            memcpy(want, grad.data, VOCAB * width * sizeof(float));
-            d->ops->embed(d->stream, dtype, out.data, table.data, tokens, N, width);
-            d->ops->embed_backward(d->stream, dtype, grad.data, dout.data, tokens, N, width, VOCAB);
-            for (uint64_t i = 0; i < N; i++)
-                for (uint64_t c = 0; c < width; c++) {
-                    const uint64_t row = (uint64_t)tokens[i] * width + c;
-                    assert_true(ref_value(dtype, out.data, i * width + c) == table.exact[row]);
-                    want[row] += (float)dout.exact[i * width + c];
-                }
-            assert_memory_equal(grad.data, want, VOCAB * width * sizeof(float)); /* exact */
-            struct ref_tensor *all[] = {&table, &dout, &out, &grad};
-            for (size_t i = 0; i < 4; i++) ref_tensor_free(d, all[i]);
-            free(want);
+            embedding_part_case(d, dtype, width, 0, 9);
+            embedding_part_case(d, dtype, width, 0, 4);
+            embedding_part_case(d, dtype, width, 4, 3);
+            embedding_part_case(d, dtype, width, 7, 2);
+        }
+    }
+}
+
+static void rounding_is_to_nearest_even(void **state) {
+    (void)state;
+    static const uint64_t counts[] = {1, 7, 4096, 40000};
+    ref_seed(9);
+    EACH_DEVICE_AND_DTYPE(d, dtype) {
+        for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
+            struct ref_tensor src = ref_tensor_new(d, SW_FP32, counts[c], 3.0);
+            struct ref_tensor dst = ref_tensor_new(d, dtype, counts[c], 0.0);
+            float *x = src.data;
+            x[0] = sw_f32_from_bits(0x3F808000u); /* half way between two: to the even one */
+            d->ops->round(d->stream, dtype, dst.data, x, counts[c]);
+            for (uint64_t i = 0; i < counts[c]; i++) {
+                const float want =
+                    dtype == SW_FP32 ? x[i] : sw_f32_from_bf16(sw_bf16_from_f32(x[i]));
+                assert_true(ref_value(dtype, dst.data, i) == (double)want);
+            }
+            ref_tensor_free(d, &src);
+            ref_tensor_free(d, &dst);
         }
     }
 }
@@ -447,15 +573,18 @@ static void empty_calls_change_nothing(void **state) {
             .batch = 0, .time = 0, .heads = 2, .kv_heads = 1, .head_dim = 8};
         memset(guard, 0x11, sizeof(guard));
         memcpy(before, guard, sizeof(guard));
-        d->ops->embed(d->stream, dtype, guard, guard, NULL, 0, 4);
-        d->ops->embed_backward(d->stream, dtype, guard, guard, NULL, 0, 4, 4);
+        d->ops->embed(d->stream, dtype, guard, guard, NULL, 0, 4, 0, 4);
+        d->ops->embed_backward(d->stream, dtype, guard, guard, NULL, 0, 4, 0, 4);
         d->ops->rmsnorm(d->stream, dtype, guard, guard, guard, guard, 0, 4, 1e-5f);
         d->ops->rmsnorm_backward(d->stream, dtype, guard, 0, guard, 1, guard, guard, guard, guard,
                                  0, 4, NULL);
         d->ops->rope(d->stream, dtype, guard, guard, guard, 0, 1, 1, 4, 0);
         d->ops->swiglu(d->stream, dtype, guard, guard, guard, 0);
         d->ops->swiglu_backward(d->stream, dtype, guard, guard, guard, guard, guard, 0);
-        d->ops->cross_entropy(d->stream, dtype, guard, guard, guard, NULL, NULL, 1.0f, 0, 4);
+        d->ops->softmax_stats(d->stream, guard, guard, NULL, 0, 4, 0, 1);
+        d->ops->softmax_loss(d->stream, guard, guard, NULL, 0);
+        d->ops->softmax_backward(d->stream, dtype, guard, guard, guard, NULL, NULL, 1.0f, 0, 4, 0);
+        d->ops->round(d->stream, dtype, guard, before, 0);
         d->ops->round_norm(d->stream, guard, dtype, before, 0, NULL, &bad);
         d->ops->attention(d->stream, dtype, &shape, guard, guard, guard, guard, guard, guard);
         shape.batch = 1;
@@ -477,9 +606,12 @@ int main(void) {
         cmocka_unit_test(swiglu_matches_double_and_differences),
         cmocka_unit_test(swiglu_of_extreme_gates_stays_finite),
         cmocka_unit_test(exp_keeps_its_bound),
-        cmocka_unit_test(cross_entropy_matches_double_and_differences),
-        cmocka_unit_test(cross_entropy_of_nonfinite_logits_is_not_finite),
+        cmocka_unit_test(softmax_in_parts_matches_double_and_differences),
+        cmocka_unit_test(softmax_parts_of_other_sizes_are_weighed),
+        cmocka_unit_test(losses_of_nonfinite_logits_are_not_finite),
+        cmocka_unit_test(a_target_without_its_column_has_no_loss),
         cmocka_unit_test(embedding_rows_are_gathered_and_summed_in_order),
+        cmocka_unit_test(rounding_is_to_nearest_even),
         cmocka_unit_test(round_norm_rounds_and_sums_exactly),
         cmocka_unit_test(round_norm_counts_what_is_not_finite),
         cmocka_unit_test(sum_is_in_index_order_in_double),

@@ -58,7 +58,10 @@ static void defaults_are_those_of_the_manual(void **state) {
     assert_true(options.schedule == SW_SCHEDULE_COSINE && options.warmup == -1 &&
                 options.decay == SW_DECAY_MATRICES && options.max_skips == 10);
     assert_true(options.dtype == SW_BF16 && options.grad_dtype == SW_BF16 &&
-                options.optimizer == SW_TIER_HOST && options.overlap == SW_OVERLAP_AUTO);
+                options.overlap == SW_OVERLAP_AUTO && options.checkpoint_every == 1);
+    assert_true(!sw_tiers_chosen(options.params) && !sw_tiers_chosen(options.optimizer) &&
+                !sw_tiers_chosen(options.gradients) && !sw_tiers_chosen(options.activations) &&
+                options.device_memory_bytes == 0 && options.host_memory_bytes == 0);
     assert_true(options.master == SW_MASTER_FP32 && options.moments == SW_MOMENTS_FP32);
     assert_true(options.chunk_bytes == 8 << 20 && options.threads == 0 && options.nvme_count == 0);
     assert_true(options.save_every == 0 && options.eval_every == 0 && !options.restart &&
@@ -88,7 +91,7 @@ static void every_option_is_read(void **state) {
                 "--save-every", "10", "--eval-every", "5", "--val", "v", "--restart", "--digest",
                 "--log", "l", "--dry-run"));
     assert_true(options.clip == 0 && options.max_skips == 0 && options.grad_dtype == SW_FP32 &&
-                options.dtype == SW_BF16 && options.optimizer == SW_TIER_NVME &&
+                options.dtype == SW_BF16 && sw_tiers_is_all(options.optimizer, SW_TIER_NVME) &&
                 options.overlap == SW_OVERLAP_BACKWARD);
     assert_true(options.master == SW_MASTER_SPLIT && options.moments == SW_MOMENTS_8BIT);
     assert_true(options.chunk_bytes == 1 << 20 && options.threads == 2 && options.nvme_count == 2 &&
@@ -98,6 +101,44 @@ static void every_option_is_read(void **state) {
     assert_string_equal(options.nvme[1], "/b");
     assert_string_equal(options.log, "l");
     sw_parsed_close(&parsed);
+}
+
+static void placements_take_shares(void **state) {
+    (void)state;
+    accept(ARGS(PATHS, "--params", "host:30%,nvme", "--optimizer", "host:60%,nvme:40%",
+                "--gradients", "device:10%,host:60%,nvme", "--activations", "nvme",
+                "--checkpoint-every", "3", "--device-memory", "600M", "--host-memory", "2Gi"));
+    assert_true(options.params.percent[SW_TIER_HOST] == 30 &&
+                options.params.percent[SW_TIER_NVME] == 70);
+    assert_true(options.optimizer.percent[SW_TIER_HOST] == 60 &&
+                options.optimizer.percent[SW_TIER_NVME] == 40);
+    assert_true(options.gradients.percent[SW_TIER_DEVICE] == 10 &&
+                options.gradients.percent[SW_TIER_HOST] == 60 &&
+                options.gradients.percent[SW_TIER_NVME] == 30);
+    assert_true(sw_tiers_is_all(options.activations, SW_TIER_NVME));
+    assert_true(options.checkpoint_every == 3 && options.device_memory_bytes == 600000000 &&
+                options.host_memory_bytes == 2ull << 30);
+    json_t *all = sw_options_json(&parsed, &options);
+    assert_string_equal(json_string_value(json_object_get(all, "gradients")),
+                        "device:10%,host:60%,nvme:30%");
+    json_decref(all);
+    sw_parsed_close(&parsed);
+    static const char *const wrong[][2] = {
+        {"disk", "--optimizer: 'disk' is not one of: device, host, nvme"},
+        {"host:60%", "--optimizer: the shares add up to 60%, not to 100%"},
+        {"host:60%,nvme:50%", "'nvme:50%' is not a share of 1% to 40%"},
+        {"host:0%,nvme", "'host:0%' is not a share of 1% to 100%"},
+        {"host:60,nvme", "'host:60' is not a share"},
+        {"host:-5%,nvme", "'host:-5%' is not a share"},
+        {"host:1e1%,nvme", "'host:1e1%' is not a share"},
+        {"host,nvme", "'host' needs a share, as in host:60%,nvme"},
+        {"host:100%,nvme", "'nvme' needs a share"},
+        {"host:50%,host:50%", "'host' is there twice"},
+        {"host:50%,", "'' is not one of"},
+        {"", "'' is not one of"},
+    };
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        refuse(ARGS(PATHS, "--optimizer", (char *)wrong[i][0]), wrong[i][1]);
 }
 
 static void fp32_means_fp32_throughout(void **state) {
@@ -171,7 +212,7 @@ static void contradictions_are_errors(void **state) {
     (void)state;
     refuse(ARGS(PATHS, "--overlap", "backward"), "--overlap backward needs --clip 0");
     refuse(ARGS(PATHS, "--overlap", "backward", "--clip", "0.5"), "--clip 0");
-    refuse(ARGS(PATHS, "--nvme", "/a"), "--nvme has no effect without --optimizer nvme");
+    refuse(ARGS(PATHS, "--nvme", "/a"), "--nvme has no effect without a placement on nvme");
     refuse(ARGS(PATHS, "--eval-every", "5"), "--eval-every has no effect without --val");
     refuse(ARGS(PATHS, "--schedule", "constant", "--min-lr", "0"), "--min-lr has no effect");
     refuse(ARGS(PATHS, "--min-lr", "1e-3"), "--min-lr 0.001 is above --lr 1e-05");
@@ -339,6 +380,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_those_of_the_manual),
         cmocka_unit_test(every_option_is_read),
+        cmocka_unit_test(placements_take_shares),
         cmocka_unit_test(fp32_means_fp32_throughout),
         cmocka_unit_test(unknown_options_name_the_nearest),
         cmocka_unit_test(bad_values_name_option_and_value),

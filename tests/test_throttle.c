@@ -103,7 +103,8 @@ static void computation_alone_is_left_out(void **state) {
     struct sw_throttle t = throttle_of((struct sw_sim_rates){.flops = 1000000000000});
     time_of(&t, SW_TASK_FORWARD, SW_LANE_COMPUTE, 0, 1);
     time_of(&t, SW_TASK_BACKWARD, SW_LANE_COMPUTE, 0, 1);
-    time_of(&t, SW_TASK_EVAL_HEAD, SW_LANE_COMPUTE, 0, 1);
+    time_of(&t, SW_TASK_RECOMPUTE, SW_LANE_COMPUTE, 0, 1);
+    time_of(&t, SW_TASK_HEAD_WHOLE, SW_LANE_COMPUTE, 0, 1);
     assert_int_equal(seen.runs, 0);
     time_of(&t, SW_TASK_DEVICE_ADAM, SW_LANE_COMPUTE, 0, 1);
     time_of(&t, SW_TASK_NORM, SW_LANE_CONTROL, 0, 1);

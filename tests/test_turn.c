@@ -12,7 +12,8 @@
 #include <cmocka.h>
 #include "engine/turn.h"
 
-enum { SHAPES = 3000, TRAIN_TURNS = 5, UNITS_MAX = 9 };
+enum { SHAPES = 10000, TRAIN_TURNS = 5, PARTS_MAX = 3, LAYERS_MAX = 6, EVALS = 2 };
+enum { UNITS_MAX = 2 * PARTS_MAX + LAYERS_MAX + 1, TURNS_MAX = TRAIN_TURNS + 1 + EVALS };
 
 static uint64_t random_state;
 
@@ -26,41 +27,67 @@ struct example {
     struct sw_turn_shape shape;
 };
 
+/* All in one tier, or shares of two or three; not above `first`. */
+static struct sw_tiers random_tiers(enum sw_tier first) {
+    struct sw_tiers t = {{0}};
+    const uint32_t tiers = SW_TIER_COUNT - (uint32_t)first;
+    if (random_below(2)) return sw_tiers_all((enum sw_tier)(first + random_below(tiers)));
+    uint32_t left = 100;
+    for (uint32_t tier = first; tier < SW_TIER_COUNT; tier++) {
+        t.percent[tier] = (uint8_t)(tier == SW_TIER_NVME ? left : random_below(left + 1));
+        left -= t.percent[tier];
+    }
+    return t;
+}
+
+/* Small rings are where reuse goes wrong. */
+static void shorten_rings(struct sw_placement *p) {
+    for (int r = 0; r < SW_RING_COUNT; r++) {
+        const uint32_t least = r == SW_RING_KEPT ? p->micro_count + 1 : 1;
+        if (p->ring_slots[r] > least && random_below(2))
+            p->ring_slots[r] = least + random_below(p->ring_slots[r] - least + 1);
+    }
+}
+
 static void random_example(struct example *e) {
     uint64_t elements[UNITS_MAX];
-    const uint32_t units = 2 + random_below(UNITS_MAX - 1);
-    for (uint32_t u = 0; u < units; u++) elements[u] = 128 * (1 + random_below(60));
+    struct sw_unit_order order = {.parts = 1 + random_below(PARTS_MAX),
+                                  .tied = (int)random_below(2)};
+    order.unit_count = order.parts * (order.tied ? 1 : 2) + 1 + 1 + random_below(LAYERS_MAX);
+    for (uint32_t u = 0; u < order.unit_count; u++) elements[u] = 128 * (1 + random_below(400));
+    const struct sw_tiers params =
+        random_below(2) ? sw_tiers_all(SW_TIER_DEVICE) : random_tiers(SW_TIER_HOST);
+    const int streamed = !sw_tiers_has(params, SW_TIER_DEVICE);
     const struct sw_placement_input input = {
-        .unit_count = units,
+        .order = order,
         .micro_count = 1 + random_below(4),
         .unit_elements = elements,
-        .tied = (int)random_below(2),
-        .optimizer = (enum sw_tier)random_below(3),
-        .chunk_bytes = SW_CHUNK_BYTES_MIN + random_below(3) * 30000,
+        .optimizer = random_tiers(streamed ? SW_TIER_HOST : SW_TIER_DEVICE),
+        .params = params,
+        .gradients = random_tiers(SW_TIER_DEVICE),
+        .activations = random_tiers(SW_TIER_DEVICE),
+        .checkpoint_every = 1 + random_below(3),
+        .chunk_bytes = SW_CHUNK_BYTES_MIN << random_below(6),
         .activation_bytes = 4096,
     };
     assert_int_equal(sw_placement_build(&e->placement, &input), 0);
-    if (e->placement.chunk_slots > 1) /* small rings are where reuse goes wrong */
-        e->placement.chunk_slots = 1 + random_below(e->placement.chunk_slots);
-    if (e->placement.emit_slots > 1)
-        e->placement.emit_slots = 1 + random_below(e->placement.emit_slots);
+    if (random_below(2)) e->placement.head_whole = 0;
+    shorten_rings(&e->placement);
     const enum sw_overlap overlap = (enum sw_overlap)(SW_OVERLAP_NONE + random_below(3));
     e->shape = (struct sw_turn_shape){
-        .unit_count = units,
-        .micro_count = input.micro_count,
-        .tied = input.tied,
         .overlap = overlap,
         .turning_point = overlap == SW_OVERLAP_NONE      ? 0
-                         : overlap == SW_OVERLAP_FORWARD ? units
-                                                         : random_below(units + 1),
+                         : overlap == SW_OVERLAP_FORWARD ? order.unit_count
+                                                         : random_below(order.unit_count + 1),
         .placement = &e->placement,
     };
     if (overlap == SW_OVERLAP_BACKWARD && random_below(2))
-        e->shape.late_top = random_below(units - e->shape.turning_point + 1);
+        e->shape.late_top = random_below(order.unit_count - e->shape.turning_point + 1);
 }
 
-/* Builds the turns of a run of TRAIN_TURNS steps and returns how many there are. */
-static int build_run(const struct example *e, struct sw_turn turns[TRAIN_TURNS + 1]) {
+/* Builds the turns of a run of TRAIN_TURNS steps and two evaluations; returns how many there are.
+ */
+static int build_run(const struct example *e, struct sw_turn turns[TURNS_MAX]) {
     const int late = sw_turn_shape_is_late(&e->shape);
     int count = 0;
     for (; count < TRAIN_TURNS; count++)
@@ -72,11 +99,14 @@ static int build_run(const struct example *e, struct sw_turn turns[TRAIN_TURNS +
             sw_turn_build(&turns[count], &e->shape, SW_TURN_DRAIN, 1, &turns[count - 1]), 0);
         count++;
     }
+    for (int i = 0; i < EVALS; i++, count++)
+        assert_int_equal(
+            sw_turn_build(&turns[count], &e->shape, SW_TURN_EVAL, 0, &turns[count - 1]), 0);
     return count;
 }
 
 static int check_run(const struct example *e, struct sw_turn *turns, int count, char *why) {
-    const struct sw_turn *list[TRAIN_TURNS + 1];
+    const struct sw_turn *list[TURNS_MAX];
     for (int t = 0; t < count; t++) list[t] = &turns[t];
     return sw_turn_check(&e->shape, list, count, why, 256);
 }
@@ -90,13 +120,14 @@ static void random_turns_keep_the_invariants(void **state) {
     (void)state;
     for (int i = 0; i < SHAPES; i++) {
         struct example e;
-        struct sw_turn turns[TRAIN_TURNS + 1];
+        struct sw_turn turns[TURNS_MAX];
         char why[256] = "";
         random_example(&e);
         const int count = build_run(&e, turns);
         if (check_run(&e, turns, count, why) != 0)
-            fail_msg("shape %d (overlap %d, turning point %u of %u units, tied %d): %s", i,
-                     e.shape.overlap, e.shape.turning_point, e.shape.unit_count, e.shape.tied, why);
+            fail_msg("shape %d (overlap %d, turning point %u of %u units, %u parts, tied %d): %s",
+                     i, e.shape.overlap, e.shape.turning_point, e.placement.order.unit_count,
+                     e.placement.order.parts, e.placement.order.tied, why);
         free_run(&e, turns, count);
     }
 }
@@ -107,7 +138,7 @@ static void the_steady_turn_repeats(void **state) {
     (void)state;
     for (int i = 0; i < 200; i++) {
         struct example e;
-        struct sw_turn turns[TRAIN_TURNS + 1];
+        struct sw_turn turns[TURNS_MAX];
         random_example(&e);
         const int count = build_run(&e, turns);
         assert_int_equal(turns[2].task_count, turns[3].task_count);
@@ -123,7 +154,7 @@ static int is_noticed(enum sw_task_kind kind, int lane) {
     int caught = 0;
     for (int i = 0; i < 2000 && !caught; i++) { /* some waits matter in few shapes */
         struct example e;
-        struct sw_turn turns[TRAIN_TURNS + 1];
+        struct sw_turn turns[TURNS_MAX];
         char why[256];
         random_example(&e);
         const int count = build_run(&e, turns);
@@ -169,7 +200,7 @@ static void missing_waits_are_noticed(void **state) {
 static void a_skipped_update_is_noticed(void **state) {
     (void)state;
     struct example e;
-    struct sw_turn turns[TRAIN_TURNS + 1];
+    struct sw_turn turns[TURNS_MAX];
     char why[256];
     do {
         random_example(&e);
@@ -177,11 +208,13 @@ static void a_skipped_update_is_noticed(void **state) {
         sw_placement_free(&e.placement);
     } while (1);
     const int count = build_run(&e, turns);
-    assert_int_not_equal(check_run(&e, turns, count - 1, why), 0); /* no drain */
+    assert_int_not_equal(check_run(&e, turns, TRAIN_TURNS, why), 0); /* no drain */
     free_run(&e, turns, count);
 }
 
 /* ---- overlap, played on made-up times ---- */
+
+enum { LAYERS = 24, UNITS = LAYERS + 3, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
 
 /* Plays turns with given times per task: a task starts when its lane and its dependencies are done.
  * Returns the time at which the last task of each turn ends. */
@@ -196,12 +229,14 @@ static void play(const struct sw_turn *const *turns, int count,
             double start = lane_free[task->lane];
             for (uint32_t d = 0; d < task->dep_count; d++) {
                 const struct sw_dep *dep = &task->deps[d];
+                if (dep->index < 0) continue;
                 const double *in = dep->turn == 0 ? now : done[0];
                 const struct sw_turn *of = dep->turn == 0 ? turn : turns[t - 1];
                 const double end = in[of->lane_tasks[dep->lane][dep->index]];
                 if (end > start) start = end;
             }
-            now[i] = lane_free[task->lane] = start + cost[task->kind];
+            const int free = cost[task->kind] >= 1 && (task->unit == 0 || task->unit > LAYERS);
+            now[i] = lane_free[task->lane] = start + (free ? 0 : cost[task->kind]);
             if (now[i] > last) last = now[i];
         }
         ends[t] = last;
@@ -211,40 +246,47 @@ static void play(const struct sw_turn *const *turns, int count,
     free(done[0]);
 }
 
-enum { LAYERS = 24, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
-
 /* What is played: slots of the chunk ring, and what a chunk takes on the slower NVMe lane. */
 struct played {
     uint32_t slots;
     double chunk_cost;
 };
 
+static void place_played(struct sw_placement *p, uint64_t elements[UNITS]) {
+    for (int u = 0; u < UNITS; u++)
+        elements[u] = u == 0 || u > LAYERS ? 128 : 1024u * CHUNKS_PER_UNIT;
+    const struct sw_placement_input input = {.order = {.unit_count = UNITS, .parts = 1},
+                                             .micro_count = 1,
+                                             .unit_elements = elements,
+                                             .optimizer = sw_tiers_all(SW_TIER_NVME),
+                                             .params = sw_tiers_all(SW_TIER_DEVICE),
+                                             .gradients = sw_tiers_all(SW_TIER_HOST),
+                                             .activations = sw_tiers_all(SW_TIER_DEVICE),
+                                             .checkpoint_every = 1,
+                                             .chunk_bytes = 12288,
+                                             .activation_bytes = 4096};
+    assert_int_equal(sw_placement_build(p, &input), 0);
+}
+
 static void pick_late(enum sw_overlap overlap, uint32_t *turning_point, uint32_t *late_top) {
-    uint64_t elements[LAYERS];
-    for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
-    struct sw_turn_shape shape = {.unit_count = LAYERS, .overlap = overlap};
+    uint64_t elements[UNITS];
+    struct sw_placement placement;
+    place_played(&placement, elements);
+    struct sw_turn_shape shape = {.placement = &placement, .overlap = overlap};
     sw_turn_shape_pick_late(&shape, elements);
+    sw_placement_free(&placement);
     *turning_point = shape.turning_point;
     *late_top = shape.late_top;
 }
 
-/* Seconds of a steady step when compute takes 4 per unit: 1 forward, 3 backward. */
+/* Seconds of a steady step when compute takes 4 per layer: 1 forward, 3 backward. */
 static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint32_t late_top,
                           struct played played) {
-    uint64_t elements[LAYERS];
-    for (int u = 0; u < LAYERS; u++) elements[u] = 1024u * CHUNKS_PER_UNIT;
-    const struct sw_placement_input input = {.unit_count = LAYERS,
-                                             .micro_count = 1,
-                                             .unit_elements = elements,
-                                             .optimizer = SW_TIER_NVME,
-                                             .chunk_bytes = 12288,
-                                             .activation_bytes = 4096};
+    uint64_t elements[UNITS];
     struct sw_placement placement;
-    assert_int_equal(sw_placement_build(&placement, &input), 0);
-    placement.chunk_slots = played.slots;
-    const struct sw_turn_shape shape = {.unit_count = LAYERS,
-                                        .micro_count = 1,
-                                        .overlap = overlap,
+    place_played(&placement, elements);
+    placement.ring_slots[SW_RING_STATE] = played.slots;
+    const struct sw_turn_shape shape = {.overlap = overlap,
                                         .turning_point = turning_point,
                                         .late_top = late_top,
                                         .placement = &placement};
@@ -260,7 +302,7 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint3
                                              [SW_TASK_WRITE] = played.chunk_cost,
                                              [SW_TASK_ADAM] = 0.1,
                                              [SW_TASK_UPLOAD] = 0.01,
-                                             [SW_TASK_GRAD] = 0.05};
+                                             [SW_TASK_GRAD] = 0.0125};
     double ends[PLAYED];
     play(turns, PLAYED, cost, ends);
     sw_turn_free(&first);
@@ -277,9 +319,9 @@ static void overlap_modes_reach_their_bounds(void **state) {
     const double compute = 4.0 * LAYERS, update = (double)LAYERS * CHUNKS_PER_UNIT;
     const struct played few = {6, 1}; /* slots, so that reading ahead hides little */
     const double none = steady_step(SW_OVERLAP_NONE, 0, 0, few);
-    const double forward = steady_step(SW_OVERLAP_FORWARD, LAYERS, 0, few);
-    const double below = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, 0, few);
-    const double backward = steady_step(SW_OVERLAP_BACKWARD, LAYERS / 4, LAYERS / 5, few);
+    const double forward = steady_step(SW_OVERLAP_FORWARD, UNITS, 0, few);
+    const double below = steady_step(SW_OVERLAP_BACKWARD, 1 + LAYERS / 4, 0, few);
+    const double backward = steady_step(SW_OVERLAP_BACKWARD, 1 + LAYERS / 4, 2 + LAYERS / 5, few);
     print_message("none %.1f forward %.1f backward %.1f, compute %.1f update %.1f\n", none, forward,
                   backward, compute, update);
     assert_true(none >= 0.98 * (compute + update) && none <= 1.05 * (compute + update));
@@ -299,15 +341,15 @@ static void the_late_units_are_chosen_well(void **state) {
     pick_late(SW_OVERLAP_NONE, &turning_point, &late_top);
     assert_true(turning_point == 0 && late_top == 0);
     pick_late(SW_OVERLAP_FORWARD, &turning_point, &late_top);
-    assert_true(turning_point == LAYERS && late_top == 0);
+    assert_true(turning_point == UNITS && late_top == 0);
     pick_late(SW_OVERLAP_BACKWARD, &turning_point, &late_top);
     const double costs[] = {0.5, 1, 2}, within[] = {1.02, 1.01, 1.01};
     for (int c = 0; c < 3; c++) {
         const struct played played = {LAYERS * CHUNKS_PER_UNIT / 8, costs[c]};
         const double chosen = steady_step(SW_OVERLAP_BACKWARD, turning_point, late_top, played);
         double best = chosen;
-        for (uint32_t k = 0; k <= LAYERS; k++)
-            for (uint32_t top = 0; k + top <= LAYERS; top++) {
+        for (uint32_t k = 0; k <= UNITS; k++)
+            for (uint32_t top = 0; k + top <= UNITS; top++) {
                 const double step = steady_step(SW_OVERLAP_BACKWARD, k, top, played);
                 best = step < best ? step : best;
             }

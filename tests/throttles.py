@@ -70,7 +70,7 @@ def a_real_run_never_goes_on_from_one_that_computed_nothing():
 @t.test
 def rates_without_effect_or_sense_are_refused():
     with t.folder() as tmp:
-        for args, words in ((("--sim-nvme", "1G"), ("--optimizer nvme",)),
+        for args, words in ((("--sim-nvme", "1G"), ("placement on nvme",)),
                             (("--sim-adam", "1G", "--optimizer", "device"), ("--sim-adam",)),
                             (("--sim-flops", "1T", "--save-every", "1"), ("--sim-flops",)),
                             (("--sim-flops", "1T", "--digest"), ("--sim-flops",)),

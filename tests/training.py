@@ -355,8 +355,8 @@ def the_trace_holds_every_task_with_the_bytes_of_the_log():
                 got = sum(e["dur"] for e in mine if e["args"]["lane"] == lane) * 1e-6
                 t.close(got, busy, 1e-6 * (len(mine) + 1), f"busy time of {lane}")
             names = [e["name"] for e in mine if e["args"]["lane"] == "compute"]
-            # 7 units, 2 micro-batches: forward of all but the head, backward of all.
-            t.equal(len(names), 2 * 6 + 2 * 7, f"compute tasks of step {step['step']}: {names}")
+            # 7 units, 2 micro-batches: forward and backward of each, between them the tied head.
+            t.equal(len(names), 2 * (7 + 1 + 7), f"compute tasks of step {step['step']}: {names}")
         for lane in {e["tid"] for e in tasks}:  # lanes are in order: no two of their tasks overlap
             spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in tasks if e["tid"] == lane)
             t.check(all(a[1] <= b[0] + 0.002 for a, b in zip(spans, spans[1:])), f"lane {lane}")

@@ -102,16 +102,16 @@ static void print_text(const struct sw_model *model) {
            c->max_positions, c->tied ? "tied to the embedding" : "of its own", (double)c->rms_eps);
     printf("  rope %s, theta %g", rope_name(c->rope_kind), c->rope_theta);
     if (c->rope_kind != SW_ROPE_PLAIN) printf(", factor %g", c->rope_factor);
-    printf("\n\n  %-12s %8s %14s %12s %12s %12s\n", "unit", "tensors", "parameters", "bf16", "fp32",
+    printf("\n\n  %-18s %8s %14s %12s %12s %12s\n", "unit", "tensors", "parameters", "bf16", "fp32",
            "Adam state");
     for (uint32_t i = 0; i < model->unit_count; i++) {
         const struct sw_unit *unit = &model->units[i];
-        printf("  %-12s %8" PRIu32 " %14" PRIu64 " %12s %12s %12s\n", unit->name,
+        printf("  %-18s %8" PRIu32 " %14" PRIu64 " %12s %12s %12s\n", unit->name,
                unit->tensor_count, unit->params, sw_size_print(2 * unit->params, a, sizeof(a)),
                sw_size_print(4 * unit->params, b, sizeof(b)),
                sw_size_print(12 * unit->params, d, sizeof(d)));
     }
-    printf("  %-12s %8s %14" PRIu64 " %12s %12s %12s\n\n", "all", "", model->params,
+    printf("  %-18s %8s %14" PRIu64 " %12s %12s %12s\n\n", "all", "", model->params,
            sw_size_print(2 * model->params, a, sizeof(a)),
            sw_size_print(4 * model->params, b, sizeof(b)),
            sw_size_print(12 * model->params, d, sizeof(d)));

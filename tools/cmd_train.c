@@ -134,7 +134,9 @@ static void print_start(const struct run *run) {
            (unsigned long long)sw_trainer_tokens_per_step(t));
     print_table(t);
     const struct sw_train_options *o = sw_trainer_options(t);
-    if (o->optimizer == SW_TIER_NVME && o->nvme_count == 0)
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
+    const int count = sw_trainer_table(t, rows);
+    if (sw_placement_bytes(rows, count, SW_TIER_NVME) && o->nvme_count == 0)
         printf("the store lies in %s\n", o->out);
     fflush(stdout);
 }

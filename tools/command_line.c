@@ -156,6 +156,7 @@ static const char *wrong_type(enum sw_option_kind kind, enum sw_toml_type type) 
     case SW_OPTION_TEXT:
     case SW_OPTION_CONFIG:
     case SW_OPTION_CHOICE:
+    case SW_OPTION_TIERS:
         return type == SW_TOML_STRING ? NULL : "a string";
     case SW_OPTION_COUNT:
     case SW_OPTION_COUNT64:
@@ -322,6 +323,15 @@ static int set_choice(const struct sw_parsed *parsed, uint32_t i, void *place) {
     return complain(parsed, i, "'%s' is not one of: %s", parsed->text[i], all);
 }
 
+static int set_tiers(const struct sw_parsed *parsed, uint32_t i, void *place) {
+    struct sw_tiers tiers;
+    char why[128];
+    if (sw_tiers_parse(parsed->text[i], &tiers, why, sizeof(why)) < 0)
+        return complain(parsed, i, "%s", why);
+    memcpy(place, &tiers, sizeof(tiers));
+    return 0;
+}
+
 static int set_list(struct sw_parsed *parsed, uint32_t i, void *target) {
     const struct sw_option *option = &parsed->command->options[i];
     assert(!parsed->list); /* one list per command */
@@ -369,6 +379,8 @@ static int set_value(struct sw_parsed *parsed, uint32_t i, void *target) {
         return set_rates(parsed, i, place, 2);
     case SW_OPTION_CHOICE:
         return set_choice(parsed, i, place);
+    case SW_OPTION_TIERS:
+        return set_tiers(parsed, i, place);
     case SW_OPTION_LIST:
         return set_list(parsed, i, target);
     }

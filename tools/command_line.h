@@ -27,6 +27,7 @@ enum sw_option_kind {
     SW_OPTION_RATE,    /* uint64_t, per second */
     SW_OPTION_RATES,   /* uint64_t[2], per second; one alone stands for both */
     SW_OPTION_CHOICE,  /* an enum whose values are the places in choices */
+    SW_OPTION_TIERS,   /* struct sw_tiers */
     SW_OPTION_LIST     /* const char *[SW_NVME_FOLDERS_MAX], and the count at count_offset */
 };
 

@@ -55,6 +55,15 @@ static json_t *rates_json(const char *place) {
     return json_pack("[I, I]", (json_int_t)rates[0], (json_int_t)rates[1]);
 }
 
+/* The shares, or null where what fits decides. */
+static json_t *tiers_json(const char *place) {
+    struct sw_tiers tiers;
+    char text[64];
+    memcpy(&tiers, place, sizeof(tiers));
+    if (!sw_tiers_chosen(tiers)) return json_null();
+    return json_string(sw_tiers_print(tiers, text, sizeof(text)));
+}
+
 static json_t *value_json(const struct sw_parsed *parsed, uint32_t i, const void *target) {
     const struct sw_option *option = &parsed->command->options[i];
     if (option->kind == SW_OPTION_CONFIG)
@@ -96,6 +105,8 @@ static json_t *value_json(const struct sw_parsed *parsed, uint32_t i, const void
         memcpy(&value.flag, place, sizeof(value.flag));
         whole = value.flag;
         break;
+    case SW_OPTION_TIERS:
+        return tiers_json(place);
     case SW_OPTION_RATES:
         return rates_json(place);
     case SW_OPTION_COUNT64:

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "offload/placement.h"
 #include "offload/topology.h"
 
 static const char *const orders[] = {"shuffle", "sequential", NULL};
@@ -17,7 +18,6 @@ static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
 static const char *const decays[] = {"matrices", "all", NULL};
 static const char *const devices[] = {"host", NULL};
 static const char *const dtypes[] = {"bf16", "fp32", NULL};
-static const char *const tiers[] = {"device", "host", "nvme", NULL};
 static const char *const masters[] = {"fp32", "split", NULL};
 static const char *const moments[] = {"fp32", "8bit", NULL};
 static const char *const overlaps[] = {"auto", "none", "forward", "backward", NULL};
@@ -27,6 +27,9 @@ static const char *const overlaps[] = {"auto", "none", "forward", "backward", NU
 #define FLAG(field)             .kind = SW_OPTION_FLAG, FIELD(field)
 
 #define CHOICE(list, field) .value = "NAME", .kind = SW_OPTION_CHOICE, .choices = list, FIELD(field)
+
+#define TIERS(field) .value = "TIER", .marks = SW_UNSET, .kind = SW_OPTION_TIERS, FIELD(field)
+
 #define COUNT(field, least)                                                                        \
     .value = "N", .kind = SW_OPTION_COUNT, .min = least, .max = UINT32_MAX, FIELD(field)
 #define COUNT64(field, least)                                                                      \
@@ -105,8 +108,22 @@ static const struct sw_option options_table[] = {
      .help = "of weights and activations"},
     {"grad-dtype", .section = "Placement", CHOICE(dtypes, grad_dtype), .fallback = "as --dtype",
      .help = "of gradients on their way to the optimizer"},
-    {"optimizer", .section = "Placement", CHOICE(tiers, optimizer), .fallback = "host",
-     .help = "where the FP32 optimizer state lives"},
+    {"params", .section = "Placement", TIERS(params), .fallback = "device, or what fits",
+     .help = "where the working weights live: device, or host and nvme, streamed in"},
+    {"optimizer", .section = "Placement", TIERS(optimizer), .fallback = "host, or what fits",
+     .help = "where the FP32 optimizer state lives; shares as in host:60%,nvme"},
+    {"gradients", .section = "Placement", TIERS(gradients), .fallback = "host, or what fits",
+     .help = "where rounded gradients wait for the norm"},
+    {"activations", .section = "Placement", TIERS(activations), .fallback = "device, or what fits",
+     .help = "where the layers' inputs are kept for backward"},
+    {"checkpoint-every", .section = "Placement", COUNT(checkpoint_every, 1), .fallback = "1",
+     .help = "layers from one kept input to the next; those between are recomputed"},
+    {"device-memory", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
+     FIELD(device_memory_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "no limit",
+     .help = "what the run may take of the device's memory"},
+    {"host-memory", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
+     FIELD(host_memory_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "no limit",
+     .help = "and of the host's"},
     {"master", .section = "Placement", CHOICE(masters, master), .fallback = "fp32",
      .help = "split: the weight's 16 bits and a 16-bit remainder, lossless"},
     {"moments", .section = "Placement", CHOICE(moments, moments), .fallback = "fp32",
@@ -171,6 +188,17 @@ static int contradiction(const char *what) {
     return -EINVAL;
 }
 
+/* Whether a placement is on NVMe, or may come to be there because a budget says so. */
+static int may_use_nvme(const struct sw_train_options *o) {
+    const struct sw_tiers all[] = {o->params, o->optimizer, o->gradients, o->activations};
+    int open = 0;
+    for (int i = 0; i < 4; i++) {
+        if (sw_tiers_has(all[i], SW_TIER_NVME)) return 1;
+        open |= !sw_tiers_chosen(all[i]);
+    }
+    return open && (o->host_memory_bytes > 0 || o->device_memory_bytes > 0);
+}
+
 /* Options that exclude each other, and options that would do nothing: accepted in silence, they
  * would leave the user believing in an effect that never happened. --seed is exempt: it names the
  * run. */
@@ -184,17 +212,27 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     }
     const int commits =
         o->commit_every > 0 || (o->commit_every < 0 && (o->save_every > 0 || o->keep_store));
-    const int store = o->optimizer == SW_TIER_NVME || commits || o->resume;
+    const int nvme = may_use_nvme(o), store = nvme || commits || o->resume;
     if (o->nvme_count > 0 && !store)
-        return contradiction("--nvme has no effect without --optimizer nvme or commits");
-    if ((o->sqpoll || o->iopoll) && o->optimizer != SW_TIER_NVME)
-        return contradiction("--sqpoll and --iopoll have no effect without --optimizer nvme");
+        return contradiction("--nvme has no effect without a placement on nvme or commits");
+    if ((o->sqpoll || o->iopoll) && !nvme)
+        return contradiction("--sqpoll and --iopoll have no effect without a placement on nvme");
     if (o->write_budget_bytes > 0 && !store)
-        return contradiction("--write-budget has no effect without --optimizer nvme or commits");
-    if ((o->sim.nvme_bytes[0] || o->sim.nvme_bytes[1]) && o->optimizer != SW_TIER_NVME)
-        return contradiction("--sim-nvme has no effect without --optimizer nvme");
-    if (o->sim.adam_bytes && o->optimizer == SW_TIER_DEVICE)
+        return contradiction("--write-budget has no effect without a placement on nvme or commits");
+    if ((o->sim.nvme_bytes[0] || o->sim.nvme_bytes[1]) && !nvme)
+        return contradiction("--sim-nvme has no effect without a placement on nvme");
+    if (o->sim.adam_bytes && sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE))
         return contradiction("--sim-adam has no effect with --optimizer device");
+    const int streamed = sw_tiers_chosen(o->params) && !sw_tiers_is_all(o->params, SW_TIER_DEVICE);
+    if (streamed && sw_tiers_has(o->params, SW_TIER_DEVICE))
+        return contradiction("--params takes device, or shares of host and nvme: weights that are "
+                             "streamed pass through a window, and those that stay do not");
+    if (streamed && sw_tiers_has(o->optimizer, SW_TIER_DEVICE))
+        return contradiction("--optimizer device needs --params device: Adam on the device writes "
+                             "the weights there");
+    if (sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE) && sw_tiers_chosen(o->gradients) &&
+        !sw_tiers_is_all(o->gradients, SW_TIER_DEVICE))
+        return contradiction("--gradients has no effect with --optimizer device: they wait there");
     if (o->sim.flops && (o->val || o->save_every || o->resume || o->keep_store || o->digest))
         return contradiction("--sim-flops trains nothing: without --val, --save-every, --resume, "
                              "--keep-store and --digest");

@@ -14,15 +14,18 @@
 /* pointwise_isa.c: no element needs another one, or the order is fixed by the interface. */
 struct sw_host_pointwise {
     void (*embed)(int threads, enum sw_dtype dtype, void *out, const void *table,
-                  const int32_t *tokens, uint64_t n, uint64_t width);
+                  const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                  uint64_t rows);
     void (*embed_backward)(int threads, enum sw_dtype dtype, float *dtable, const void *dout,
-                           const int32_t *tokens, uint64_t n, uint64_t width);
+                           const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                           uint64_t rows);
     void (*rope)(int threads, enum sw_dtype dtype, void *x, const float *cos, const float *sin,
                  uint64_t rows, uint64_t time, uint64_t heads, uint64_t head_dim, int inverse);
     void (*swiglu)(int threads, enum sw_dtype dtype, void *out, const void *gate, const void *up,
                    uint64_t count);
     void (*swiglu_backward)(int threads, enum sw_dtype dtype, void *dgate, void *dup,
                             const void *dout, const void *gate, const void *up, uint64_t count);
+    void (*round)(int threads, enum sw_dtype dtype, void *dst, const float *src, uint64_t count);
     void (*round_norm)(int threads, void *dst, enum sw_dtype dst_dtype, const float *src,
                        uint64_t count, double *block_sums, struct sw_nonfinite *bad);
     /* rows x cols of dtype with leading dimension ld to and from a dense FP32 panel. */
@@ -40,9 +43,13 @@ struct sw_host_rows {
     void (*rmsnorm_backward)(int threads, enum sw_dtype dtype, void *dx, int add_dx, float *dw,
                              int add_dw, const void *dy, const void *x, const void *w,
                              const float *rstd, uint64_t n, uint64_t width);
-    void (*cross_entropy)(int threads, enum sw_dtype dtype, void *dlogits, float *loss,
-                          const float *logits, const int32_t *targets, const uint8_t *mask,
-                          float scale, uint64_t n, uint64_t vocab);
+    void (*softmax_stats)(int threads, float *stats, const float *logits, const int32_t *targets,
+                          uint64_t n, uint64_t width, uint64_t first_column, int begin);
+    void (*softmax_loss)(int threads, float *loss, const float *stats, const uint8_t *mask,
+                         uint64_t n);
+    void (*softmax_backward)(int threads, enum sw_dtype dtype, void *dlogits, const float *logits,
+                             const float *stats, const int32_t *targets, const uint8_t *mask,
+                             float scale, uint64_t n, uint64_t width, uint64_t first_column);
 };
 
 /* attention_isa.c */

@@ -3,23 +3,25 @@
 #include "kernels/host/host.h"
 #include <assert.h>
 
-static void check_tokens(const int32_t *tokens, uint64_t n, uint64_t vocab) {
-    for (uint64_t i = 0; i < n; i++) assert(tokens[i] >= 0 && (uint64_t)tokens[i] < vocab);
+static void check_tokens(const int32_t *tokens, uint64_t n) {
+    for (uint64_t i = 0; i < n; i++) assert(tokens[i] >= 0);
 }
 
 static int op_embed(struct sw_stream *s, enum sw_dtype dtype, void *out, const void *table,
-                    const int32_t *tokens, uint64_t n, uint64_t width) {
-    check_tokens(tokens, n, INT32_MAX);
-    s->device->isa->pointwise->embed(s->device->threads, dtype, out, table, tokens, n, width);
+                    const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                    uint64_t rows) {
+    check_tokens(tokens, n);
+    s->device->isa->pointwise->embed(s->device->threads, dtype, out, table, tokens, n, width,
+                                     first_row, rows);
     return 0;
 }
 
 static int op_embed_backward(struct sw_stream *s, enum sw_dtype dtype, float *dtable,
                              const void *dout, const int32_t *tokens, uint64_t n, uint64_t width,
-                             uint64_t vocab) {
-    check_tokens(tokens, n, vocab);
+                             uint64_t first_row, uint64_t rows) {
+    check_tokens(tokens, n);
     s->device->isa->pointwise->embed_backward(s->device->threads, dtype, dtable, dout, tokens, n,
-                                              width);
+                                              width, first_row, rows);
     return 0;
 }
 
@@ -96,13 +98,28 @@ static int op_swiglu_backward(struct sw_stream *s, enum sw_dtype dtype, void *dg
     return 0;
 }
 
-static int op_cross_entropy(struct sw_stream *s, enum sw_dtype dtype, void *dlogits, float *loss,
-                            const float *logits, const int32_t *targets, const uint8_t *mask,
-                            float scale, uint64_t n, uint64_t vocab) {
-    for (uint64_t i = 0; i < n; i++)
-        if (!mask || mask[i]) check_tokens(targets + i, 1, vocab);
-    s->device->isa->rows->cross_entropy(s->device->threads, dtype, dlogits, loss, logits, targets,
-                                        mask, scale, n, vocab);
+static int op_softmax_stats(struct sw_stream *s, float *stats, const float *logits,
+                            const int32_t *targets, uint64_t n, uint64_t width,
+                            uint64_t first_column, int begin) {
+    assert(width > 0);
+    s->device->isa->rows->softmax_stats(s->device->threads, stats, logits, targets, n, width,
+                                        first_column, begin);
+    return 0;
+}
+
+static int op_softmax_loss(struct sw_stream *s, float *loss, const float *stats,
+                           const uint8_t *mask, uint64_t n) {
+    s->device->isa->rows->softmax_loss(s->device->threads, loss, stats, mask, n);
+    return 0;
+}
+
+static int op_softmax_backward(struct sw_stream *s, enum sw_dtype dtype, void *dlogits,
+                               const float *logits, const float *stats, const int32_t *targets,
+                               const uint8_t *mask, float scale, uint64_t n, uint64_t width,
+                               uint64_t first_column) {
+    assert(width > 0);
+    s->device->isa->rows->softmax_backward(s->device->threads, dtype, dlogits, logits, stats,
+                                           targets, mask, scale, n, width, first_column);
     return 0;
 }
 
@@ -111,6 +128,13 @@ static int op_sum(struct sw_stream *s, double *out, const float *x, uint64_t n) 
     (void)s;
     for (uint64_t i = 0; i < n; i++) total += (double)x[i];
     *out = total;
+    return 0;
+}
+
+static int op_round(struct sw_stream *s, enum sw_dtype dtype, void *dst, const float *src,
+                    uint64_t count) {
+    assert(count == 0 || dst != (const void *)src);
+    s->device->isa->pointwise->round(s->device->threads, dtype, dst, src, count);
     return 0;
 }
 
@@ -142,8 +166,11 @@ void sw_host_operators(struct sw_device_ops *ops) {
     ops->attention_scratch_bytes = op_attention_scratch_bytes;
     ops->swiglu = op_swiglu;
     ops->swiglu_backward = op_swiglu_backward;
-    ops->cross_entropy = op_cross_entropy;
+    ops->softmax_stats = op_softmax_stats;
+    ops->softmax_loss = op_softmax_loss;
+    ops->softmax_backward = op_softmax_backward;
     ops->sum = op_sum;
+    ops->round = op_round;
     ops->round_norm = op_round_norm;
     ops->adam = op_adam;
 }

@@ -17,13 +17,22 @@ static uint64_t span_length(uint64_t count, uint64_t span) {
     return left < SPAN ? left : SPAN;
 }
 
+/* The token's row in a table that begins at first_row; what lies before it wraps to a huge number,
+ * so that one comparison with the table's rows tells whether it is there. */
+static uint64_t row_of(int32_t token, uint64_t first_row) {
+    return (uint64_t)token - first_row;
+}
+
 static void embed(int threads, enum sw_dtype dtype, void *out, const void *table,
-                  const int32_t *tokens, uint64_t n, uint64_t width) {
+                  const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                  uint64_t rows) {
     const uint64_t row_bytes = width * sw_dtype_bytes(dtype);
 #pragma omp parallel for schedule(static) num_threads(sw_team(threads, n *width))
-    for (uint64_t i = 0; i < n; i++)
-        memcpy((char *)out + i * row_bytes, (const char *)table + (uint64_t)tokens[i] * row_bytes,
-               row_bytes);
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t row = row_of(tokens[i], first_row);
+        if (row < rows)
+            memcpy((char *)out + i * row_bytes, (const char *)table + row * row_bytes, row_bytes);
+    }
 }
 
 SW_INLINE void add_row(enum sw_dtype dtype, float *row, const void *dout, uint64_t first,
@@ -34,7 +43,8 @@ SW_INLINE void add_row(enum sw_dtype dtype, float *row, const void *dout, uint64
 
 /* Each thread owns a range of columns and walks all tokens in order, so every sum has one order. */
 static void embed_backward(int threads, enum sw_dtype dtype, float *dtable, const void *dout,
-                           const int32_t *tokens, uint64_t n, uint64_t width) {
+                           const int32_t *tokens, uint64_t n, uint64_t width, uint64_t first_row,
+                           uint64_t rows) {
     const uint64_t groups = (width + COLUMNS - 1) / COLUMNS;
 #pragma omp parallel num_threads(sw_team(threads, n *width))
     {
@@ -43,8 +53,10 @@ static void embed_backward(int threads, enum sw_dtype dtype, float *dtable, cons
         const uint64_t last = groups * (me + 1) / team * COLUMNS;
         const uint64_t end = last < width ? last : width;
         for (uint64_t i = 0; i < n && begin < end; i++) {
-            float *row = dtable + (uint64_t)tokens[i] * width + begin;
-            SW_BY_DTYPE(dtype, add_row, row, dout, i * width + begin, end - begin);
+            const uint64_t row = row_of(tokens[i], first_row);
+            if (row < rows)
+                SW_BY_DTYPE(dtype, add_row, dtable + row * width + begin, dout, i * width + begin,
+                            end - begin);
         }
     }
 }
@@ -118,6 +130,14 @@ SW_INLINE void round_span(enum sw_dtype dtype, void *dst, const float *src, uint
     for (uint64_t i = first; i < first + count; i++) sw_store(dtype, dst, i, src[i]);
 }
 
+/* Not named round: that is libm's, which the compiler knows. */
+static void round_all(int threads, enum sw_dtype dtype, void *dst, const float *src,
+                      uint64_t count) {
+#pragma omp parallel for schedule(static) num_threads(sw_team(threads, count))
+    for (uint64_t s = 0; s < spans_of(count); s++)
+        SW_BY_DTYPE(dtype, round_span, dst, src, s * SPAN, span_length(count, s));
+}
+
 SW_INLINE uint64_t first_nonfinite(enum sw_dtype dtype, const void *x, uint64_t first) {
     while ((sw_f32_bits(sw_load(dtype, x, first)) & 0x7F800000u) != 0x7F800000u) first++;
     return first;
@@ -186,6 +206,7 @@ const struct sw_host_pointwise SW_ISA_NAME(sw_host_pointwise) = {
     .rope = rope,
     .swiglu = swiglu,
     .swiglu_backward = swiglu_backward,
+    .round = round_all,
     .round_norm = round_norm,
     .widen = widen,
     .narrow = narrow,

@@ -1,5 +1,5 @@
-/* kernels/host/rows_isa.c - operators that reduce along a row: the RMS norm and the cross-entropy.
- */
+/* kernels/host/rows_isa.c - operators that reduce along a row: the RMS norm, and the cross-entropy
+ * over columns that come in parts. */
 #include "kernels/host/isa_loops.h"
 #include <math.h>
 #include "kernels/host/host.h"
@@ -102,8 +102,7 @@ static float row_max(const float *x, uint64_t count) {
     return most;
 }
 
-/* In spans, each summed in FP32 and added in double: the error does not grow with the vocabulary.
- */
+/* In spans, each summed in FP32 and added in double: the error does not grow with the row. */
 static double exp_sum(const float *x, float most, uint64_t count) {
     double total = 0.0;
     for (uint64_t first = 0; first < count; first += SPAN) {
@@ -127,34 +126,70 @@ SW_INLINE void zero_row(enum sw_dtype dtype, void *out, uint64_t count) {
     for (uint64_t c = 0; c < count; c++) sw_store(dtype, out, c, 0.0f);
 }
 
-SW_INLINE float cross_entropy_row(enum sw_dtype dtype, void *dlogits, const float *logits,
-                                  int32_t target, float scale, uint64_t vocab) {
-    const float most = row_max(logits, vocab);
-    const double sum = exp_sum(logits, most, vocab);
-    const float wanted = logits[target]; /* before dlogits may overwrite it */
-    const double loss = log(sum) + ((double)most - (double)wanted);
-    if (dlogits) {
-        const float factor = (float)((double)scale / sum);
-        const float at_target = (sw_exp(wanted - most) * factor) - scale;
-        softmax_row(dtype, dlogits, logits, most, factor, vocab);
-        sw_store(dtype, dlogits, (uint64_t)target, at_target);
+/* A row's place in stats. */
+enum { MOST, SUM, WANTED, STATS };
+
+/* Joins columns with what came before. One of the two factors is exp(0), exactly 1. A NaN on either
+ * side makes the sum NaN, and a NaN stays one. */
+static void stats_row(float *stats, const float *x, uint64_t width, uint64_t wanted, int begin) {
+    const float most = row_max(x, width);
+    const double sum = exp_sum(x, most, width);
+    if (begin) {
+        stats[MOST] = most;
+        stats[SUM] = (float)sum;
+        stats[WANTED] = NAN;
+    } else {
+        const float both = stats[MOST] > most ? stats[MOST] : most;
+        const double before = (double)stats[SUM] * (double)sw_exp(stats[MOST] - both);
+        stats[SUM] = (float)(before + sum * (double)sw_exp(most - both));
+        stats[MOST] = both;
     }
-    return (float)loss;
+    if (wanted < width) stats[WANTED] = x[wanted];
 }
 
-static void cross_entropy(int threads, enum sw_dtype dtype, void *dlogits, float *loss,
-                          const float *logits, const int32_t *targets, const uint8_t *mask,
-                          float scale, uint64_t n, uint64_t vocab) {
-#pragma omp parallel for schedule(static) num_threads(sw_team(threads, n *vocab))
+/* A target before the first column wraps to beyond the last. */
+static uint64_t column_of(int32_t target, uint64_t first_column) {
+    return (uint64_t)target - first_column;
+}
+
+static void softmax_stats(int threads, float *stats, const float *logits, const int32_t *targets,
+                          uint64_t n, uint64_t width, uint64_t first_column, int begin) {
+#pragma omp parallel for schedule(static) num_threads(sw_team(threads, n *width))
+    for (uint64_t i = 0; i < n; i++)
+        stats_row(stats + i * STATS, logits + i * width, width, column_of(targets[i], first_column),
+                  begin);
+}
+
+static void softmax_loss(int threads, float *loss, const float *stats, const uint8_t *mask,
+                         uint64_t n) {
+#pragma omp parallel for schedule(static) num_threads(sw_team(threads, n))
     for (uint64_t i = 0; i < n; i++) {
-        void *row = dlogits ? sw_at(dtype, dlogits, i * vocab) : NULL;
-        if (!mask || mask[i]) {
-            loss[i] = SW_BY_DTYPE(dtype, cross_entropy_row, row, logits + i * vocab, targets[i],
-                                  scale, vocab);
-        } else {
-            loss[i] = 0.0f;
-            if (row) SW_BY_DTYPE(dtype, zero_row, row, vocab);
-        }
+        const float *row = stats + i * STATS;
+        const double rest = (double)row[MOST] - (double)row[WANTED];
+        loss[i] = !mask || mask[i] ? (float)(log((double)row[SUM]) + rest) : 0.0f;
+    }
+}
+
+SW_INLINE void gradient_row(enum sw_dtype dtype, void *out, const float *x, const float *stats,
+                            float scale, uint64_t width, uint64_t wanted) {
+    const float factor = (float)((double)scale / (double)stats[SUM]), most = stats[MOST];
+    float at_target = 0.0f; /* before out may overwrite it */
+    if (wanted < width) at_target = (sw_exp(x[wanted] - most) * factor) - scale;
+    softmax_row(dtype, out, x, most, factor, width);
+    if (wanted < width) sw_store(dtype, out, wanted, at_target);
+}
+
+static void softmax_backward(int threads, enum sw_dtype dtype, void *dlogits, const float *logits,
+                             const float *stats, const int32_t *targets, const uint8_t *mask,
+                             float scale, uint64_t n, uint64_t width, uint64_t first_column) {
+#pragma omp parallel for schedule(static) num_threads(sw_team(threads, n *width))
+    for (uint64_t i = 0; i < n; i++) {
+        void *row = sw_at(dtype, dlogits, i * width);
+        if (!mask || mask[i])
+            SW_BY_DTYPE(dtype, gradient_row, row, logits + i * width, stats + i * STATS, scale,
+                        width, column_of(targets[i], first_column));
+        else
+            SW_BY_DTYPE(dtype, zero_row, row, width);
     }
 }
 
@@ -162,5 +197,7 @@ extern const struct sw_host_rows SW_ISA_NAME(sw_host_rows);
 const struct sw_host_rows SW_ISA_NAME(sw_host_rows) = {
     .rmsnorm = rmsnorm,
     .rmsnorm_backward = rmsnorm_backward,
-    .cross_entropy = cross_entropy,
+    .softmax_stats = softmax_stats,
+    .softmax_loss = softmax_loss,
+    .softmax_backward = softmax_backward,
 };

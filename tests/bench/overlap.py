@@ -139,7 +139,7 @@ def row(run, tier, what):
 def slots_share(run):
     """Chunk slots over chunks: what may be read ahead or written behind."""
     homes = 2 if "two homes" in run.stdout else 1
-    return homes * row(run, "host", "chunk slots") / row(run, "nvme", "in all")
+    return homes * row(run, "host", "optimizer state slots") / row(run, "nvme", "in all")
 
 
 def pick_seq_len(tmp, model):

@@ -1,0 +1,18 @@
+/* engine/budget.h - chooses the placements that the options leave open, by what fits.
+ *
+ * A pure function of numbers, before anything is loaded. */
+#ifndef ENGINE_BUDGET_H
+#define ENGINE_BUDGET_H
+#include "engine/options.h"
+#include "offload/placement.h"
+
+/* Fills the tiers of `input` and everything that options leaves open about them (tiers,
+ * commit_every), and builds the placement. Left open, a state begins in the tier that costs the
+ * least time (weights and kept inputs on the device, records and gradients in the host's memory)
+ * and goes one down while its tier is over its budget. resuming: a commit has to be kept.
+ * memory_bytes: of the machine, which the host device shares with the host. 0; -ENOMEM, reported
+ * with shortfall and remedies, when nothing fits. */
+int sw_budget_place(struct sw_placement *placement, struct sw_placement_input *input,
+                    struct sw_train_options *options, int resuming, uint64_t memory_bytes);
+
+#endif
