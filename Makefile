@@ -85,7 +85,7 @@ probes:
 	$(call said,NCCL,optional,$(call probe,nccl.h,$(cuda_at) -lnccl))
 .PHONY: probes
 
-libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lisal -lm -lpthread
+libs := -luring -lhwloc -ldnnl -ljansson -lxxhash -lisal -lm -lpthread -ldl
 
 # kernels/host/*_isa.c, offload/*_isa.c and cpu_adam/adam_<isa>.c are the only sources with their
 # own instruction sets.
@@ -98,7 +98,9 @@ isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
 lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
               kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
-tool_objs := $(patsubst %,$(O)/%.o,$(wildcard tools/*.c tools/*.cpp))
+# Sanitizers have their own malloc.
+tool_objs := $(patsubst %,$(O)/%.o,$(filter-out $(if $(san),tools/alloc_hooks.c), \
+               $(wildcard tools/*.c tools/*.cpp)))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
 preloads := $(patsubst %.c,$(O)/%.so,$(wildcard tests/preload/*.c))
 # adam_peer.c is a library's, built by tests/bench/adam_peers.py.
@@ -152,6 +154,8 @@ $(O)/tests/test_options: libs += -lstdc++
 # The page of `spillway report` is put into the program; tests of its arithmetic are of tools/ too.
 $(O)/tools/report_template.c.o: tools/report.html tools/report.css tools/report.js
 $(O)/tests/test_report: $(filter $(O)/tools/report_%.o,$(tool_objs))
+# What the program's own malloc does to whoever calls it, a matrix product above all.
+$(O)/tests/test_alloc_guard: $(filter $(O)/tools/alloc_hooks.c.o,$(tool_objs))
 
 $(O)/cpu_adam/adam_avx2.c.o:   isa = $(isa_avx2)
 $(O)/cpu_adam/adam_avx512.c.o: isa = $(isa_avx512)

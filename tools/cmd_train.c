@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/alloc_guard.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/trainer.h"
@@ -181,6 +182,21 @@ static void print_written(const struct run *run) {
            sw_size_print((uint64_t)((double)written / run->seconds * 86400), day, sizeof(day)));
 }
 
+/* Nothing may be allocated while steps run. Told where the program's calls are watched. */
+static void tell_allocations(const struct run *run, uint64_t step) {
+    if (!sw_alloc_guard_watching()) return;
+    const struct sw_alloc_figures before = sw_alloc_guard_before();
+    const uint64_t inside = sw_alloc_guard_count();
+    char size[32];
+    printf("allocations inside steps: %llu; before the first: %llu calls for %s\n",
+           (unsigned long long)inside, (unsigned long long)before.calls,
+           sw_size_print(before.bytes, size, sizeof(size)));
+    sw_run_log_event(run->log, "allocations", step,
+                     json_pack("{s:I, s:I, s:I}", "inside_steps", (json_int_t)inside,
+                               "calls_before", (json_int_t)before.calls, "bytes_before",
+                               (json_int_t)before.bytes));
+}
+
 static void print_end(const struct run *run) {
     if (run->options.sim.flops) {
         printf("nothing was trained (--sim-flops): no model was written\n");
@@ -200,6 +216,7 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
         if (digest < 0) ret = digest;
     }
     if (ret >= 0) print_written(run);
+    if (ret >= 0) tell_allocations(run, stopped_at);
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (run->options.sim.flops)
@@ -246,6 +263,10 @@ int sw_cmd_train(int argc, char **argv) {
     if (ret != 0) {
         sw_parsed_close(&run.parsed);
         return ret == 1 ? SW_EXIT_OK : SW_EXIT_USAGE;
+    }
+    if (sw_alloc_guard_open() < 0) {
+        sw_parsed_close(&run.parsed);
+        return SW_EXIT_FAILED;
     }
     watch_signals();
     sw_progress_begin(&run.progress);
