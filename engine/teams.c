@@ -2,7 +2,8 @@
  *
  * Every thread that opens parallel regions has a team of its own: the compute lane, the lane that
  * rounds gradients and Adam's. The runtime keeps a team's threads between regions, so all of them
- * count at the same time, beside the lanes' threads and those of the store. */
+ * count at the same time, beside the lanes' threads and those of the store. A region of another
+ * size would end threads and start them again, so Adam on the device has no size of its own. */
 #include "engine/teams.h"
 
 #include <assert.h>
@@ -20,13 +21,12 @@ enum { STORE_THREADS = 2 * 8 };
 
 int sw_teams_threads(const struct sw_team_sizes *s) {
     assert(s && s->adam >= 1 && s->device >= 1);
-    const int compute = s->device_adam && s->adam > s->device ? s->adam : s->device;
-    return compute - 1 + s->device - 1 + (s->device_adam ? 0 : s->adam - 1);
+    return 2 * (s->device - 1) + (s->device_adam ? 0 : s->adam - 1);
 }
 
 void sw_teams_fit(struct sw_team_sizes *s, int room) {
     while (sw_teams_threads(s) > room) {
-        if (s->adam > 1 && (!s->device_adam || s->adam > s->device))
+        if (s->adam > 1 && !s->device_adam)
             s->adam--;
         else if (s->device > 1)
             s->device--;
@@ -68,10 +68,15 @@ void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     assert(o && t && o->threads >= 0 && o->device_threads >= 0);
     if (o->threads) warn_size("--threads", o->threads, t);
     if (o->device_threads) warn_size("--device-threads", o->device_threads, t);
-    if (o->threads == 0) o->threads = sw_topology_adam_threads(t);
+    const int device_adam = sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE);
     if (o->device_threads == 0) o->device_threads = sw_topology_threads(t);
-    const struct sw_team_sizes wanted = {o->threads, o->device_threads,
-                                         sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE)};
+    if (device_adam && o->threads && o->threads != o->device_threads)
+        sw_warning("--threads %d has no effect: with --optimizer device Adam runs in the host "
+                   "device's team (--device-threads %d)",
+                   o->threads, o->device_threads);
+    if (device_adam) o->threads = o->device_threads;
+    if (o->threads == 0) o->threads = sw_topology_adam_threads(t);
+    const struct sw_team_sizes wanted = {o->threads, o->device_threads, device_adam};
     const int stores = states_on_nvme(o);
     int lanes = SW_LANE_COUNT + (o->trace != NULL);
     if (stores) lanes += stores * STORE_THREADS + (int)o->nvme_count; /* a sync each */
@@ -79,6 +84,7 @@ void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     const int made = sw_thread_trial(lanes + sw_teams_threads(&wanted), why, sizeof(why));
     struct sw_team_sizes sizes = wanted;
     sw_teams_fit(&sizes, made - lanes);
+    if (device_adam) sizes.adam = sizes.device;
     if (sizes.adam == wanted.adam && sizes.device == wanted.device) return;
     char device[64] = "";
     if (sizes.device != wanted.device)

@@ -490,8 +490,8 @@ static void adams_team_shrinks_first_and_neither_below_one(void **state) {
     } cases[] = {
         {{8, 4, 0}, 100, 8, 4}, {{8, 4, 0}, 13, 8, 4}, {{8, 4, 0}, 12, 7, 4}, {{8, 4, 0}, 6, 1, 4},
         {{8, 4, 0}, 5, 1, 3},   {{8, 4, 0}, 0, 1, 1},  {{8, 4, 0}, -9, 1, 1}, {{1, 1, 0}, 0, 1, 1},
-        {{8, 4, 1}, 10, 8, 4},  {{8, 4, 1}, 6, 4, 4},  {{2, 4, 1}, 6, 2, 4},  {{2, 4, 1}, 4, 2, 3},
-        {{8, 4, 1}, 0, 1, 1},
+        {{8, 4, 1}, 10, 8, 4},  {{8, 4, 1}, 6, 8, 4},  {{2, 4, 1}, 6, 2, 4},  {{2, 4, 1}, 4, 2, 3},
+        {{8, 4, 1}, 0, 8, 1},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct sw_team_sizes sizes = cases[i].wanted;
@@ -518,6 +518,10 @@ static void sizes_come_from_the_machine_and_too_many_are_warned_about(void **sta
     assert_non_null(strstr(logged, "--threads 5 is more than the 4 CPUs of the affinity mask"));
     assert_non_null(strstr(logged, "5,7-9"));
     assert_non_null(strstr(logged, "--device-threads 4 is more than the container's quota of 3.5"));
+    o.optimizer = SW_TIER_DEVICE;
+    sw_teams_settle(&o, &t);
+    assert_true(o.threads == 4 && o.device_threads == 4);
+    assert_non_null(strstr(logged, "--threads 5 has no effect"));
 }
 
 /* An arena fills its pages with several threads where it can, and without where it cannot. */
