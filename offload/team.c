@@ -2,16 +2,19 @@
  *
  * A runtime's threads inherit the mask of the thread that starts them, so those that come later are
  * right by themselves; those that exist are told inside a parallel region. A rebinding costs a
- * system call per thread and comes only when the next chunk lies on another node. */
+ * system call per thread and comes only when the next chunk lies on another node. It happens inside
+ * steps, so it takes the C library's calls, which unlike hwloc's allocate nothing. */
 #include "offload/team.h"
 
 #include <assert.h>
 #include <errno.h>
-#include <hwloc/linux.h>
 #include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -20,28 +23,33 @@
 
 enum { SAMPLES = 8 }; /* addresses asked for their node, from the first to the last byte */
 
+/* A mask as the kernel reads it, for up to CPUS_MAX processing units. */
+enum { CPUS_MAX = 8192, WORD_BITS = 8 * sizeof(unsigned long), WORDS = CPUS_MAX / WORD_BITS };
+
 struct sw_team {
     int threads, per_core;
     hwloc_topology_t topo; /* NULL: never bound */
     sw_team_locate locate;
-    hwloc_cpuset_t mask, set; /* the process's, and scratch of placing */
-    int node;                 /* bound to; -1: none */
-    int now;                  /* threads there */
-    char unbound[192];        /* where they run when nothing is bound, and why */
+    hwloc_cpuset_t mask, set, first; /* the process's; scratch of placing and of narrowing */
+    int node;                        /* bound to; -1: none */
+    int now;                         /* threads there */
+    char unbound[192];               /* where they run when nothing is bound, and why */
 };
 
+/* The kernel's own call: hwloc's allocates, and this runs for every chunk. move_pages(2) without
+ * target nodes moves nothing and fills in where each page is, or a negative errno. */
 static int locate_pages(hwloc_topology_t topo, const void *bytes, uint64_t count) {
-    hwloc_nodeset_t all = hwloc_bitmap_alloc(), one = hwloc_bitmap_alloc();
-    int known = all && one && count > 0;
-    for (uint64_t i = 0; known && i < SAMPLES; i++) {
-        const char *at = (const char *)bytes + (count - 1) / (SAMPLES - 1) * i;
-        known = hwloc_get_area_memlocation(topo, at, 1, one, HWLOC_MEMBIND_BYNODESET) == 0;
-        if (known) hwloc_bitmap_or(all, all, one);
-    }
-    const int node = known && hwloc_bitmap_weight(all) == 1 ? hwloc_bitmap_first(all) : -1;
-    hwloc_bitmap_free(all);
-    hwloc_bitmap_free(one);
-    return node;
+    (void)topo;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *pages[SAMPLES];
+    int nodes[SAMPLES];
+    if (count == 0) return -1;
+    for (uint64_t i = 0; i < SAMPLES; i++)
+        pages[i] = (void *)(((uintptr_t)bytes + (count - 1) / (SAMPLES - 1) * i) / page * page);
+    if (syscall(SYS_move_pages, 0, (unsigned long)SAMPLES, pages, NULL, nodes, 0)) return -1;
+    for (int i = 1; i < SAMPLES; i++)
+        if (nodes[i] != nodes[0]) return -1;
+    return nodes[0] >= 0 ? nodes[0] : -1;
 }
 
 int sw_team_choose(hwloc_topology_t topo, hwloc_const_cpuset_t mask, int node, int threads,
@@ -80,7 +88,9 @@ int sw_team_open_on(struct sw_team **out, hwloc_topology_t topo, sw_team_locate 
     if (!topo) return 0;
     team->mask = hwloc_bitmap_alloc();
     team->set = hwloc_bitmap_alloc();
-    if (team->mask && team->set && hwloc_get_cpubind(topo, team->mask, HWLOC_CPUBIND_THREAD) == 0 &&
+    team->first = hwloc_bitmap_alloc();
+    if (team->mask && team->set && team->first &&
+        hwloc_get_cpubind(topo, team->mask, HWLOC_CPUBIND_THREAD) == 0 &&
         sw_topology_nodes(topo, team->mask) > 1)
         return 0;
     hwloc_topology_destroy(topo); /* nothing to choose between */
@@ -108,24 +118,41 @@ void sw_team_close(struct sw_team *team) {
     if (team->topo) hwloc_topology_destroy(team->topo);
     hwloc_bitmap_free(team->mask);
     hwloc_bitmap_free(team->set);
+    hwloc_bitmap_free(team->first);
     free(team);
 }
 
 /* The mask at the start, less what was taken away since: the first thread is never bound here, so
  * its mask is what the user wants now. */
 static void narrow_mask(struct sw_team *team) {
-    hwloc_bitmap_t now = hwloc_bitmap_alloc();
-    if (now && hwloc_linux_get_tid_cpubind(team->topo, getpid(), now) == 0 &&
-        hwloc_bitmap_intersects(now, team->mask))
-        hwloc_bitmap_and(team->mask, team->mask, now);
-    hwloc_bitmap_free(now);
+    unsigned long words[WORDS];
+    if (sched_getaffinity(getpid(), sizeof(words), (cpu_set_t *)words)) return;
+    hwloc_bitmap_zero(team->first);
+    for (unsigned i = 0; i < WORDS; i++)
+        if (words[i]) hwloc_bitmap_set_ith_ulong(team->first, i, words[i]);
+    if (hwloc_bitmap_intersects(team->first, team->mask))
+        hwloc_bitmap_and(team->mask, team->mask, team->first);
+}
+
+static int bind_self(hwloc_topology_t topo, hwloc_const_cpuset_t set) {
+    if (!hwloc_topology_is_thissystem(topo)) return 0; /* a made-up machine */
+    unsigned long words[WORDS];
+    for (unsigned i = 0; i < WORDS; i++) words[i] = hwloc_bitmap_to_ith_ulong(set, i);
+    return sched_setaffinity(0, sizeof(words), (const cpu_set_t *)words) ? errno : 0;
 }
 
 int sw_team_bind(hwloc_topology_t topo, hwloc_const_cpuset_t set, int threads) {
     int error = 0;
 #pragma omp parallel num_threads(threads) reduction(max : error)
-    if (hwloc_set_cpubind(topo, set, HWLOC_CPUBIND_THREAD)) error = errno;
+    error = bind_self(topo, set);
     return error;
+}
+
+void sw_team_start(const struct sw_team *team) {
+    assert(team);
+    atomic_int together = 0; /* a region with nothing in it would not be one */
+#pragma omp parallel num_threads(team->threads)
+    atomic_fetch_add(&together, 1);
 }
 
 int sw_team_place(struct sw_team *team, const void *bytes, uint64_t count) {

@@ -23,6 +23,9 @@ void sw_team_close(struct sw_team *team); /* NULL is fine */
  * Returns the threads to use, from 1 to the team's. */
 int sw_team_place(struct sw_team *team, const void *bytes, uint64_t count);
 
+/* Starts the calling thread's team, so that its first work starts no thread. */
+void sw_team_start(const struct sw_team *team);
+
 /* Logs where the team will run for work on these bytes. Before the first placing, by any thread. */
 void sw_team_announce(struct sw_team *team, const void *bytes, uint64_t count);
 
