@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include "base/alloc_guard.h"
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -40,6 +41,7 @@ struct sw_executor {
     struct sw_run runs[SW_RUNS_KEPT];
     uint64_t pushed_count, ended_count; /* runs */
     uint64_t events_seen, events_told;  /* progress */
+    int entered_count;                  /* lanes */
     int closing;
     uint64_t total[SW_LANE_COUNT]; /* tasks pushed */
     uint64_t ring_total[SW_RING_COUNT];
@@ -52,6 +54,7 @@ static int error_of(struct sw_executor *ex) {
 void sw_executor_abort(struct sw_executor *ex, int error) {
     assert(error < 0);
     int none = 0;
+    sw_alloc_guard_leave();
     atomic_compare_exchange_strong(&ex->error, &none, error);
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         pthread_mutex_lock(&ex->lanes[l].lock);
@@ -173,17 +176,16 @@ static int run_task(struct lane *lane, struct sw_run *run, uint32_t index) {
     return 0;
 }
 
-static void *lane_main(void *arg) {
-    struct lane *lane = arg;
+static void serve(struct lane *lane) {
     struct sw_executor *ex = lane->ex;
     for (uint64_t number = 0;; number++) {
         struct sw_run *run = next_run(ex, number, 1);
-        if (!run) return NULL;
+        if (!run) return;
         for (uint32_t i = 0; i < run->turn->lane_count[lane->id]; i++) {
             const int ret = run_task(lane, run, run->turn->lane_tasks[lane->id][i]);
             if (ret == 0) continue;
             sw_executor_abort(ex, ret);
-            return NULL;
+            return;
         }
         leave_run(ex, run);
     }
@@ -247,8 +249,7 @@ static int take_off(struct lane *lane, struct flights *f, struct sw_run *run, ui
     return 0;
 }
 
-static void *flight_lane_main(void *arg) {
-    struct lane *lane = arg;
+static void serve_flights(struct lane *lane) {
     struct sw_executor *ex = lane->ex;
     struct flights flights = {0};
     struct sw_run *run = NULL;
@@ -258,7 +259,7 @@ static void *flight_lane_main(void *arg) {
     while (ret == 0) {
         if (!run) {
             run = next_run(ex, number, flights.count == 0);
-            if (!run && flights.count == 0) return NULL;
+            if (!run && flights.count == 0) return;
             if (run && run->turn->lane_count[lane->id] == 0) {
                 leave_run(ex, run);
                 run = NULL;
@@ -281,10 +282,34 @@ static void *flight_lane_main(void *arg) {
         }
     }
     sw_executor_abort(ex, ret);
-    return NULL;
 }
 
 /* ---- life ---- */
+
+static void *lane_main(void *arg) {
+    struct lane *lane = arg;
+    struct sw_executor *ex = lane->ex;
+    pthread_setname_np(pthread_self(), sw_lane_name(lane->id)); /* 15 characters are enough */
+    const int ret = ex->ops.enter ? ex->ops.enter(ex->ctx, lane->id, lane->stream) : 0;
+    if (ret < 0) sw_executor_abort(ex, ret);
+    pthread_mutex_lock(&ex->lock);
+    ex->entered_count++;
+    pthread_cond_broadcast(&ex->progress);
+    pthread_mutex_unlock(&ex->lock);
+    if (lane->id == SW_LANE_NVME_READ || lane->id == SW_LANE_NVME_WRITE)
+        serve_flights(lane);
+    else
+        serve(lane);
+    return NULL;
+}
+
+/* What lanes make for themselves must be there before the first step. */
+static int wait_entered(struct sw_executor *ex) {
+    pthread_mutex_lock(&ex->lock);
+    while (ex->entered_count < SW_LANE_COUNT) pthread_cond_wait(&ex->progress, &ex->lock);
+    pthread_mutex_unlock(&ex->lock);
+    return error_of(ex);
+}
 
 static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max) {
     struct lane *lane = &ex->lanes[id];
@@ -299,9 +324,7 @@ static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max)
         }
         if (ret < 0) return ret;
     }
-    const int flight = id == SW_LANE_NVME_READ || id == SW_LANE_NVME_WRITE;
-    const int ret =
-        pthread_create(&lane->thread, NULL, flight ? flight_lane_main : lane_main, lane);
+    const int ret = pthread_create(&lane->thread, NULL, lane_main, lane);
     if (ret) {
         sw_error("cannot start the %s lane's thread: %s", sw_lane_name(id), strerror(ret));
         return -ret;
@@ -332,10 +355,14 @@ int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *de
         ex->runs[i].start_ns = calloc(tasks_max, sizeof(uint64_t));
         ex->runs[i].end_ns = calloc(tasks_max, sizeof(uint64_t));
         ex->runs[i].bytes = calloc(tasks_max, sizeof(uint64_t));
-        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns || !ex->runs[i].bytes) ret = -ENOMEM;
+        ex->runs[i].positions = calloc(tasks_max, sizeof(uint32_t));
+        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns || !ex->runs[i].bytes ||
+            !ex->runs[i].positions)
+            ret = -ENOMEM;
     }
     for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
         ret = open_lane(ex, (enum sw_lane)l, lane_max);
+    if (ret == 0) ret = wait_entered(ex);
     if (ret < 0) {
         sw_executor_close(ex);
         return ret;
@@ -367,6 +394,7 @@ void sw_executor_close(struct sw_executor *ex) {
         free(ex->runs[i].start_ns);
         free(ex->runs[i].end_ns);
         free(ex->runs[i].bytes);
+        free(ex->runs[i].positions);
     }
     pthread_mutex_destroy(&ex->lock);
     pthread_cond_destroy(&ex->pushed);
@@ -399,6 +427,7 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
     }
     for (int r = 0; r < SW_RING_COUNT; r++) ex->ring_total[r] += turn->ring_uses[r];
     ex->pushed_count++;
+    sw_alloc_guard_enter();
     pthread_cond_broadcast(&ex->pushed);
     pthread_mutex_unlock(&ex->lock);
     return 0;
@@ -438,6 +467,7 @@ int sw_executor_idle(struct sw_executor *ex) {
     while (ex->ended_count < ex->pushed_count && !error_of(ex))
         pthread_cond_wait(&ex->progress, &ex->lock);
     pthread_mutex_unlock(&ex->lock);
+    sw_alloc_guard_leave();
     int ret = error_of(ex);
     for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
         if (ex->lanes[l].stream) ret = ex->device.ops->stream_sync(ex->lanes[l].stream);
@@ -464,11 +494,8 @@ static int64_t last_predecessor(const struct sw_run *run, const uint32_t *lane_p
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]) {
     const struct sw_turn *turn = run->turn;
     memset(share, 0, SW_LANE_COUNT * sizeof(*share));
-    uint32_t *position = malloc((turn->task_count + 1) * sizeof(*position));
-    if (!position || turn->task_count == 0) {
-        free(position);
-        return SW_LANE_COMPUTE;
-    }
+    uint32_t *position = run->positions;
+    if (turn->task_count == 0) return SW_LANE_COMPUTE;
     int64_t task = 0;
     for (int l = 0; l < SW_LANE_COUNT; l++)
         for (uint32_t i = 0; i < turn->lane_count[l]; i++) position[turn->lane_tasks[l][i]] = i;
@@ -482,7 +509,6 @@ enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_CO
         total += busy;
         task = before;
     }
-    free(position);
     enum sw_lane clock = SW_LANE_COMPUTE;
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         if (total > 0) share[l] /= total;

@@ -5,7 +5,9 @@
  * submit ahead: a dependency on a device task is met once that task is submitted, and the stream
  * then waits for its event; host lanes wait for the event itself, without spinning. The NVMe lanes
  * keep several tasks in flight and complete them in order. The first error aborts: every wait ends,
- * and push and idle return it. Threads: push, wait and idle belong to one thread, the trainer's. */
+ * and push and idle return it. Threads: push, wait and idle belong to one thread, the trainer's.
+ * From the first push until idle or an error that thread alone may allocate (base/alloc_guard.h).
+ */
 #ifndef ENGINE_EXECUTOR_H
 #define ENGINE_EXECUTOR_H
 #include <stdatomic.h>
@@ -26,10 +28,14 @@ struct sw_run {
     uint64_t *bytes;             /* by task; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
+    uint32_t *positions; /* by task, in its lane: the step clock's scratch */
     uint32_t lanes_left;
 };
 
 struct sw_executor_ops {
+    /* Once from each lane's thread, before its first task: what the thread keeps is made here, a
+     * team above all. 0 or -errno. NULL: nothing is. The stream is a device lane's, else NULL. */
+    int (*enter)(void *ctx, enum sw_lane lane, struct sw_stream *stream);
     /* Does a task of a host lane, or enqueues a device lane's on the stream. 0 or -errno. */
     int (*run)(void *ctx, struct sw_run *run, const struct sw_task *task, struct sw_stream *stream);
     /* NVMe lanes: starts a task. 0: in flight; 1: done at once; or -errno. */
@@ -45,7 +51,8 @@ struct sw_executor_ops {
 
 struct sw_executor;
 
-/* tasks_max and lane_max: the largest turn's count of tasks, and of one lane's. */
+/* tasks_max and lane_max: the largest turn's count of tasks, and of one lane's. Returns when every
+ * lane has entered. The threads bear their lanes' names. */
 int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
                      const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
                      uint32_t lane_max);
@@ -72,7 +79,8 @@ int sw_executor_idle(struct sw_executor *ex);
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
 
 /* The step clock of a run that has ended: walks back from the task that ended last to whichever
- * predecessor ended last; share[lane] is the lane's part of the path. Returns the largest. */
+ * predecessor ended last; share[lane] is the lane's part of the path. Returns the largest. The
+ * run's positions are written, so one thread at a time. */
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]);
 
 #endif

@@ -114,7 +114,13 @@ static void throttled_done(void *ctx, struct sw_run *run, const struct sw_task *
     t->real.done(t->ctx, run, task);
 }
 
-const struct sw_executor_ops sw_throttle_ops = {.run = throttled_run,
+static int throttled_enter(void *ctx, enum sw_lane lane, struct sw_stream *stream) {
+    const struct sw_throttle *t = ctx;
+    return t->real.enter ? t->real.enter(t->ctx, lane, stream) : 0;
+}
+
+const struct sw_executor_ops sw_throttle_ops = {.enter = throttled_enter,
+                                                .run = throttled_run,
                                                 .start = throttled_start,
                                                 .finish = throttled_finish,
                                                 .waits = throttled_waits,

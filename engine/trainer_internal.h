@@ -275,6 +275,9 @@ int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record);
  * written: 0 or -EIO, reported with file, chunk and step. */
 int sw_trainer_check_bytes(const struct sw_trainer *t, uint32_t c, uint64_t step, uint32_t have);
 
+/* trainer_enter.c: what each lane's thread keeps, made before the first step. */
+int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, struct sw_stream *stream);
+
 /* trainer_lanes.c */
 extern const struct sw_executor_ops sw_trainer_lanes;
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,

@@ -523,7 +523,8 @@ static void lane_waits(void *ctx, enum sw_lane other, int begins) {
     if (other == SW_LANE_NVME_READ && t->store) sw_nvme_reads_first(t->store, begins);
 }
 
-const struct sw_executor_ops sw_trainer_lanes = {.run = run_task,
+const struct sw_executor_ops sw_trainer_lanes = {.enter = sw_trainer_enter_lane,
+                                                 .run = run_task,
                                                  .start = start_task,
                                                  .finish = finish_tasks,
                                                  .waits = lane_waits,

@@ -91,6 +91,9 @@ struct sw_device_ops {
     int (*stream_create)(struct sw_device *d, struct sw_stream **out);
     void (*stream_destroy)(struct sw_stream *s);
     int (*stream_sync)(struct sw_stream *s); /* waits for all work submitted so far */
+    /* Makes what later calls from the calling thread would otherwise make at their first time: its
+     * team, and where `products` is set what the library of matrix products keeps. */
+    int (*prepare)(struct sw_stream *s, int products);
     int (*event_create)(struct sw_device *d, struct sw_event **out);
     void (*event_destroy)(struct sw_event *e);
     int (*event_record)(struct sw_event *e, struct sw_stream *s);

@@ -257,7 +257,9 @@ static void the_step_clock_is_the_longest_on_the_path(void **state) {
             at += writes ? 1000 : 10;
             end[i] = at;
         }
-    const struct sw_run run = {.turn = turn, .start_ns = start, .end_ns = end};
+    uint32_t positions[TASKS_MAX];
+    const struct sw_run run = {
+        .turn = turn, .start_ns = start, .end_ns = end, .positions = positions};
     double share[SW_LANE_COUNT], sum = 0;
     assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_NVME_WRITE);
     for (int l = 0; l < SW_LANE_COUNT; l++) sum += share[l];

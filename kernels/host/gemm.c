@@ -2,7 +2,8 @@
  * oneDNN).
  *
  * FP32 operands go to the library as they are. A BF16 operand is widened, exactly, block by block
- * into the device's panels; a BF16 result gathers in a panel over all of k and is rounded once. */
+ * into the device's panels; a BF16 result gathers in a panel over all of k and is rounded once.
+ * What the library allocates inside a product comes from base/library_memory.h. */
 #include "kernels/host/host.h"
 #include <assert.h>
 #include <dnnl.h>
@@ -141,6 +142,29 @@ static void clear(const struct sw_gemm *g) {
     const uint64_t bytes = sw_dtype_bytes(g->c_dtype);
     for (uint64_t i = 0; i < g->m && !g->accumulate; i++)
         memset((char *)g->c + i * g->ldc * bytes, 0, g->n * bytes);
+}
+
+/* The library generates its kernels at the first product that needs one, and makes each thread's
+ * state at its first work. Whether it copies the operands, and with how many threads, depends on
+ * the sizes: hence small products and one that fills the panels, over what lies in them. */
+int sw_host_gemm_prepare(struct sw_stream *s) {
+    static const uint64_t sizes[][3] = {{1, 64, 64},  {64, 1, 64},     {64, 64, 1},
+                                        {64, 64, 64}, {640, 640, 640}, {1024, 128, 64}};
+    struct sw_device *d = s->device;
+    int ret = 0;
+    pthread_mutex_lock(&d->panel_lock);
+    for (uint64_t i = 0; i < SW_HOST_PANELS; i++)
+        memset(d->panels[i], 0, SW_HOST_PANEL_ELEMENTS * sizeof(float));
+    for (unsigned form = 0; form < 8 && ret == 0; form++)
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]) && ret == 0; i++) {
+            const struct sw_gemm g = {.trans_a = form & 1, .trans_b = form >> 1 & 1};
+            const uint64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
+            ret =
+                multiply(d, &g, m, n, k, d->panels[PANEL_A], g.trans_a ? m : k, d->panels[PANEL_B],
+                         g.trans_b ? k : n, form & 4 ? 1.0f : 0.0f, d->panels[PANEL_C], n);
+        }
+    pthread_mutex_unlock(&d->panel_lock);
+    return ret;
 }
 
 int sw_host_gemm(struct sw_stream *s, const struct sw_gemm *g) {

@@ -97,6 +97,8 @@ struct sw_stream {
 
 /* gemm.c. sw_host_gemm_limit() keeps the library to the named instruction set where it can. */
 int sw_host_gemm(struct sw_stream *s, const struct sw_gemm *g);
+/* Multiplies in every form once, so that the library makes what it keeps; 0 or -errno. */
+int sw_host_gemm_prepare(struct sw_stream *s);
 void sw_host_gemm_limit(const char *isa);
 void sw_host_gemm_describe(char *out, size_t out_size);
 
