@@ -12,7 +12,7 @@ int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, struct sw_stream *stream
     case SW_LANE_COMM:
         return t->device.ops->prepare(stream, 0);
     case SW_LANE_ADAM:
-        if (t->options.optimizer != SW_TIER_DEVICE) sw_team_start(t->team);
+        if (!sw_tiers_is_all(t->options.optimizer, SW_TIER_DEVICE)) sw_team_start(t->team);
         return 0;
     default:
         return 0;

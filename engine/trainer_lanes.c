@@ -264,7 +264,7 @@ void sw_trainer_host_adam(const struct sw_device_adam_step *step,
         .grad = on_device->grad,
         .weight = on_device->weight};
     sw_adam_record_map(&chunk, on_device->record);
-    sw_adam_update(t->adam_variant, &adam_step, &chunk, t->options.threads, NULL);
+    sw_adam_update(t->adam_variant, &adam_step, &chunk, t->options.device_threads, NULL);
 }
 
 static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
