@@ -211,12 +211,12 @@ static void print_end(const struct run *run) {
 static int finish(struct run *run, int ret, uint64_t stopped_at) {
     uint64_t committed;
     sw_progress_clear(&run->progress);
+    if (ret >= 0) tell_allocations(run, stopped_at);
     if (ret >= 0 && run->options.digest) {
         const int digest = log_digest(run, stopped_at);
         if (digest < 0) ret = digest;
     }
     if (ret >= 0) print_written(run);
-    if (ret >= 0) tell_allocations(run, stopped_at);
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (run->options.sim.flops)

@@ -77,9 +77,9 @@ def memory_is_flat_over_a_long_run():
                        if 1 <= w < STEPS // WINDOW}
             t.check(len(medians) >= STEPS // WINDOW - 2, f"{tier}: only {len(medians)} windows")
             low, high = min(medians.values()), max(medians.values())
+            first, last = medians[min(medians)], medians[max(medians)]
             print(f"{tier}: {low / 1e6:.2f} to {high / 1e6:.2f} MB of private memory, "
-                  f"{medians[min(medians)] / 1e6:.2f} first, {medians[max(medians)] / 1e6:.2f} last",
-                  flush=True)
+                  f"{first / 1e6:.2f} first, {last / 1e6:.2f} last", flush=True)
             t.check(high <= 1.01 * low, f"{tier}: from {low} to {high} bytes: {medians}", run)
 
 
