@@ -518,7 +518,7 @@ static void sizes_come_from_the_machine_and_too_many_are_warned_about(void **sta
     assert_non_null(strstr(logged, "--threads 5 is more than the 4 CPUs of the affinity mask"));
     assert_non_null(strstr(logged, "5,7-9"));
     assert_non_null(strstr(logged, "--device-threads 4 is more than the container's quota of 3.5"));
-    o.optimizer = SW_TIER_DEVICE;
+    o.optimizer = sw_tiers_all(SW_TIER_DEVICE);
     sw_teams_settle(&o, &t);
     assert_true(o.threads == 4 && o.device_threads == 4);
     assert_non_null(strstr(logged, "--threads 5 has no effect"));
