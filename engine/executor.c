@@ -311,14 +311,16 @@ static int wait_entered(struct sw_executor *ex) {
     return error_of(ex);
 }
 
-static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max) {
+/* tasks: of this lane in a turn, at most. */
+static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t tasks) {
     struct lane *lane = &ex->lanes[id];
+    const uint64_t events = (uint64_t)tasks * EVENT_TURNS;
     const struct sw_device_ops *ops = ex->device.ops;
     if (sw_lane_on_device(id)) {
         int ret = ops->stream_create(ex->device.device, &lane->stream);
-        lane->events = calloc((size_t)lane_max * EVENT_TURNS, sizeof(*lane->events));
+        lane->events = calloc(events + 1, sizeof(*lane->events));
         if (!lane->events) ret = -ENOMEM;
-        while (ret == 0 && lane->event_count < (uint64_t)lane_max * EVENT_TURNS) {
+        while (ret == 0 && lane->event_count < events) {
             ret = ops->event_create(ex->device.device, &lane->events[lane->event_count]);
             if (ret == 0) lane->event_count++;
         }
@@ -334,10 +336,16 @@ static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t lane_max)
 }
 
 int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                     const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
-                     uint32_t lane_max) {
+                     const struct sw_executor_ops *ops, void *ctx,
+                     const struct sw_turn *const *turns, uint32_t turn_count) {
     struct sw_executor *ex = calloc(1, sizeof(*ex));
     if (!ex) return -ENOMEM;
+    uint32_t tasks_max = 1, lane_max[SW_LANE_COUNT] = {0};
+    for (uint32_t i = 0; i < turn_count; i++) {
+        if (turns[i]->task_count > tasks_max) tasks_max = turns[i]->task_count;
+        for (int l = 0; l < SW_LANE_COUNT; l++)
+            if (turns[i]->lane_count[l] > lane_max[l]) lane_max[l] = turns[i]->lane_count[l];
+    }
     ex->device = *device;
     ex->ops = *ops;
     ex->ctx = ctx;
@@ -361,7 +369,7 @@ int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *de
             ret = -ENOMEM;
     }
     for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
-        ret = open_lane(ex, (enum sw_lane)l, lane_max);
+        ret = open_lane(ex, (enum sw_lane)l, lane_max[l]);
     if (ret == 0) ret = wait_entered(ex);
     if (ret < 0) {
         sw_executor_close(ex);

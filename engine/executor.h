@@ -51,11 +51,11 @@ struct sw_executor_ops {
 
 struct sw_executor;
 
-/* tasks_max and lane_max: the largest turn's count of tasks, and of one lane's. Returns when every
- * lane has entered. The threads bear their lanes' names. */
+/* turns: those that will be pushed; they outlive the executor. Returns when every lane has entered.
+ * The threads bear their lanes' names. */
 int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                     const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
-                     uint32_t lane_max);
+                     const struct sw_executor_ops *ops, void *ctx,
+                     const struct sw_turn *const *turns, uint32_t turn_count);
 void sw_executor_close(struct sw_executor *ex); /* NULL is fine; aborts what still runs */
 
 /* Starts a turn behind those that run. 0, -EAGAIN (SW_RUNS_ACTIVE_MAX are active: wait), or the

@@ -24,6 +24,9 @@ static const char *const ours[] = {"config.json",
                                    "step-[0-9]*",
                                    "optimizer.[0-9]*.state",
                                    "optimizer.commit",
+                                   "weights.[0-9]*.state",
+                                   "gradients.[0-9]*.state",
+                                   "inputs.[0-9]*.state",
                                    "*.partial"};
 
 static int is_ours(const char *name) {
@@ -219,7 +222,8 @@ int sw_output_empty(const char *out, const char *log, const char *trace) {
         char path[PATH_MAX], partial[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         snprintf(partial, sizeof(partial), "%s.partial", trace ? trace : "");
-        if (fnmatch("optimizer.*", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
+        if (fnmatch("optimizer.*", e->d_name, 0) == 0 ||
+            fnmatch("*.[0-9]*.state", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
             is_named(e->d_name, trace ? partial : NULL, out))
             continue; /* of the run that begins */
         if (snprintf(path, sizeof(path), "%s/%s", out, e->d_name) >= (int)sizeof(path))

@@ -170,19 +170,12 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
 static int open_executor(struct sw_trainer *t) {
     const struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
                                            &t->drain, &t->eval_first, &t->eval_next};
-    uint32_t tasks_max = 1, lane_max = 1;
-    for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) {
-        if (turns[i]->task_count > tasks_max) tasks_max = turns[i]->task_count;
-        for (int l = 0; l < SW_LANE_COUNT; l++)
-            if (turns[i]->lane_count[l] > lane_max) lane_max = turns[i]->lane_count[l];
-    }
+    const uint32_t count = sizeof(turns) / sizeof(turns[0]);
     if (!sw_sim_any(&t->options.sim))
-        return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, tasks_max,
-                                lane_max);
+        return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, turns, count);
     t->throttle = (struct sw_throttle){
         .rates = t->options.sim, .real = sw_trainer_lanes, .ctx = t, .work = sw_trainer_work};
-    return sw_executor_open(&t->executor, &t->device, &sw_throttle_ops, &t->throttle, tasks_max,
-                            lane_max);
+    return sw_executor_open(&t->executor, &t->device, &sw_throttle_ops, &t->throttle, turns, count);
 }
 
 static void announce_team(const struct sw_trainer *t) {

@@ -9,6 +9,10 @@
 
 enum { PAGE = 4096 };
 
+/* What a run takes of the host's memory beyond its pools: the program with its libraries, and per
+ * chunk turns, events and tables. Measured as peak private memory less the pools, rounded up. */
+enum { PROGRAM_BYTES = 24000000, PROGRAM_BYTES_PER_CHUNK = 12000 };
+
 static uint64_t blocks_of(uint64_t elements) {
     return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
 }
@@ -58,6 +62,7 @@ static void describe(struct sw_trainer *t) {
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
     };
     const uint64_t chunks = sw_placement_chunks(&t->input);
+    t->input.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK;
     for (int whole = 0; whole < 2; whole++)
         t->input.workspace_bytes[whole] = llama_bytes(t, whole) + small_bytes(t, chunks);
 }
@@ -210,7 +215,8 @@ int sw_trainer_allocate(struct sw_trainer *t) {
     ret = sw_llama_open(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
                         t->options.seq_len, whole, carve(t, llama_bytes(t, whole)), t->stream);
     if (ret < 0) return ret;
-    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST));
+    const uint64_t host_bytes = sw_placement_bytes(rows, count, SW_TIER_HOST);
+    return allocate_host(t, host_bytes - t->input.program_bytes);
 }
 
 void sw_trainer_free_memory(struct sw_trainer *t) {

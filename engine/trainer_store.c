@@ -139,10 +139,9 @@ static int open_queues(struct sw_trainer *t) {
 
 int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
-    if (p->store_bytes == 0) return 0;
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
-    int ret = choose_drives(t, folders, count);
+    int ret = p->store_bytes ? choose_drives(t, folders, count) : 0;
     if (ret == 0) ret = sw_trainer_open_spills(t);
     if (ret < 0 || t->input.homes == 0) return ret;
     ret = open_files(t);

@@ -306,6 +306,8 @@ static void index_lanes(struct sw_builder *b) {
         t->lane_tasks[l] = malloc((t->lane_count[l] ? t->lane_count[l] : 1) * sizeof(uint32_t));
         if (!t->lane_tasks[l]) b->failed = 1;
     }
+    struct sw_task *exact = realloc(t->tasks, (t->task_count + 1) * sizeof(*exact));
+    if (exact) t->tasks = exact;
     if (b->failed) return;
     for (uint32_t i = 0; i < t->task_count; i++)
         t->lane_tasks[t->tasks[i].lane][next[t->tasks[i].lane]++] = i;

@@ -347,6 +347,7 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         {"waiting gradients", SW_TIER_HOST, p->grad_bytes[SW_TIER_HOST]},
         {"kept inputs", SW_TIER_HOST, p->kept_bytes[SW_TIER_HOST]},
         {"batch", SW_TIER_HOST, in->batch_bytes},
+        {"program, libraries and turns", SW_TIER_HOST, in->program_bytes},
         {in->homes == 2 ? "optimizer state, two homes" : "optimizer state", SW_TIER_NVME,
          in->homes * records},
         {"weights", SW_TIER_NVME, p->weight_bytes[SW_TIER_NVME]},

@@ -75,6 +75,7 @@ struct sw_placement_input {
     uint64_t head_bytes;         /* the head's FP32 gradient and statistics of one micro-batch */
     uint64_t workspace_bytes[2]; /* of the compute lane: the head in parts, or whole */
     uint64_t batch_bytes;        /* token ids, targets and masks of one step */
+    uint64_t program_bytes;      /* of the host's memory: turns, tables, libraries */
     /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
     uint64_t budget_bytes[SW_TIER_COUNT];
 };

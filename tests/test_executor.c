@@ -145,8 +145,8 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     s->watch->fail_kind = fail_kind;
     for (int l = 0; l < SW_LANE_COUNT; l++)
         s->watch->seed[l] = (unsigned)time(NULL) + 77u * (unsigned)l;
-    assert_int_equal(
-        sw_executor_open(&s->executor, &s->device, &ops, s->watch, TASKS_MAX, TASKS_MAX), 0);
+    const struct sw_turn *const turns[] = {&s->first, &s->second, &s->steady, &s->drain};
+    assert_int_equal(sw_executor_open(&s->executor, &s->device, &ops, s->watch, turns, 4), 0);
 }
 
 static void close_setup(struct setup *s) {

@@ -14,11 +14,11 @@
 #include "engine/executor.h"
 
 int __real_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                            const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
-                            uint32_t lane_max);
+                            const struct sw_executor_ops *ops, void *ctx,
+                            const struct sw_turn *const *turns, uint32_t turn_count);
 int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                            const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
-                            uint32_t lane_max);
+                            const struct sw_executor_ops *ops, void *ctx,
+                            const struct sw_turn *const *turns, uint32_t turn_count);
 
 void __real_sw_adam_update(const struct sw_adam_variant *variant, const struct sw_adam_step *step,
                            const struct sw_adam_chunk *chunk, int threads,
@@ -78,13 +78,13 @@ void __wrap_sw_adam_update(const struct sw_adam_variant *variant, const struct s
 }
 
 int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                            const struct sw_executor_ops *ops, void *ctx, uint32_t tasks_max,
-                            uint32_t lane_max) {
+                            const struct sw_executor_ops *ops, void *ctx,
+                            const struct sw_turn *const *turns, uint32_t turn_count) {
     const char *lanes = getenv("NULL_LANES");
     struct sw_executor_ops some = real = *ops;
     if (lanes && !strcmp(lanes, "cpu")) some.run = run;
     no_nvme = lanes && !strcmp(lanes, "nvme");
     if (no_nvme) some.start = start;
     if (lanes) sw_warning("NULL_LANES=%s: what this run computes is worth nothing", lanes);
-    return __real_sw_executor_open(out, device, &some, ctx, tasks_max, lane_max);
+    return __real_sw_executor_open(out, device, &some, ctx, turns, turn_count);
 }
