@@ -2,9 +2,6 @@
 #include "engine/budget.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include "base/log.h"
-#include "base/size.h"
 
 /* The states in the order in which they go down a tier when the device, or the host, is full: first
  * what costs the least time. */
@@ -83,43 +80,34 @@ static int build(struct search *s, struct sw_placement *placement, int resuming)
     return 0;
 }
 
-static int refuse(const struct search *s, const char *whose, uint64_t need, uint64_t have) {
-    char a[32], b[32], c[32];
-    sw_error("the run needs %s of %s memory and may use %s: %s are missing; lower tiers (--params, "
-             "--activations, --gradients, --optimizer nvme), --checkpoint-every, a smaller "
-             "--micro-batch, --accumulate or --seq-len need less (--dry-run prints the table)",
-             sw_size_print(need, a, sizeof(a)), whose, sw_size_print(have, b, sizeof(b)),
-             sw_size_print(need - have, c, sizeof(c)));
-    (void)s;
-    return -ENOMEM;
+/* Whose budget is exceeded; 0: nobody's. */
+static int exceeds(const struct search *s, uint64_t memory_bytes, struct sw_shortfall *out) {
+    const enum sw_tier tiers[] = {SW_TIER_DEVICE, SW_TIER_HOST};
+    for (int i = 0; i < 2; i++) {
+        const uint64_t budget = s->input->budget_bytes[tiers[i]];
+        *out = (struct sw_shortfall){tiers[i], s->need[tiers[i]], budget};
+        if (over(out->need_bytes, budget)) return 1;
+    }
+    *out = (struct sw_shortfall){SW_TIER_COUNT, s->need[SW_TIER_DEVICE] + s->need[SW_TIER_HOST],
+                                 memory_bytes};
+    return over(out->need_bytes, memory_bytes);
 }
 
 int sw_budget_place(struct sw_placement *placement, struct sw_placement_input *input,
-                    struct sw_train_options *o, int resuming, uint64_t memory_bytes) {
+                    struct sw_train_options *o, int resuming, uint64_t memory_bytes,
+                    struct sw_shortfall *shortfall) {
     struct search s = {.input = input, .options = o};
-    const uint64_t *budget = input->budget_bytes;
     begin(&s);
     for (;;) {
-        int ret = build(&s, placement, resuming);
+        const int ret = build(&s, placement, resuming);
         if (ret < 0) return ret;
-        const uint64_t sum = s.need[SW_TIER_DEVICE] + s.need[SW_TIER_HOST];
-        const int device = over(s.need[SW_TIER_DEVICE], budget[SW_TIER_DEVICE]);
-        const int host = over(s.need[SW_TIER_HOST], budget[SW_TIER_HOST]);
-        const int both = over(sum, memory_bytes);
-        if (!device && !host && !both) break;
-        if (device ? lower(&s, SW_TIER_DEVICE) : lower(&s, SW_TIER_HOST)) {
-            sw_placement_free(placement);
-            continue;
-        }
-        if (!device && !host && lower(&s, SW_TIER_DEVICE)) {
-            sw_placement_free(placement);
-            continue;
-        }
-        ret = device ? refuse(&s, "device", s.need[SW_TIER_DEVICE], budget[SW_TIER_DEVICE])
-              : host ? refuse(&s, "host", s.need[SW_TIER_HOST], budget[SW_TIER_HOST])
-                     : refuse(&s, "this machine's", sum, memory_bytes);
+        if (!exceeds(&s, memory_bytes, shortfall)) break;
+        const enum sw_tier tier = shortfall->tier;
+        const int lowered = tier == SW_TIER_COUNT
+                                ? lower(&s, SW_TIER_HOST) || lower(&s, SW_TIER_DEVICE)
+                                : lower(&s, tier);
+        if (!lowered) return -ENOSPC;
         sw_placement_free(placement);
-        return ret;
     }
     o->commit_every = commit_interval(&s);
     o->activations = input->activations;

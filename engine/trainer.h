@@ -38,12 +38,32 @@ struct sw_step_report {
     char why_skipped[192];
 };
 
+/* A run that does not fit: what it would take, and options with which it would. */
+enum { SW_REMEDIES_MAX = 4, SW_REMEDY_OPTIONS_MAX = 8 };
+
+struct sw_remedy {
+    struct {
+        char name[24], value[40]; /* "params", "host"; value "": the option is taken away */
+    } options[SW_REMEDY_OPTIONS_MAX];
+    int option_count;
+    const char *effect; /* on the result, in words */
+};
+
+struct sw_refusal {
+    const struct sw_byte_row *rows;
+    int row_count;
+    struct sw_remedy remedies[SW_REMEDIES_MAX];
+    int remedy_count;
+};
+
 struct sw_trainer_hooks {
     void *ctx;
     void (*on_step)(void *ctx, const struct sw_step_report *report);
     void (*on_eval)(void *ctx, uint64_t step, double loss, uint64_t tokens);
     void (*on_eval_progress)(void *ctx, uint64_t rows, uint64_t rows_total);
     void (*on_saved)(void *ctx, uint64_t step, const char *dir);
+    /* After the error that says so, from sw_trainer_open(). NULL: not told. */
+    void (*on_refused)(void *ctx, const struct sw_refusal *refusal);
     const atomic_int *stop; /* non-zero: finish the step at hand and save */
 };
 

@@ -222,6 +222,16 @@ static inline uint64_t *sw_bytes_of(struct sw_run *run, const struct sw_task *ta
 
 /* trainer_memory.c: sizes, allocation. */
 int sw_trainer_size(struct sw_trainer *t);
+/* Sizes the run as these options would have it, chooses what they leave open and builds its
+ * placement, which is the caller's to free also after -ENOSPC (it does not fit: shortfall). */
+int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *options,
+                   struct sw_placement *placement, struct sw_placement_input *input,
+                   struct sw_shortfall *shortfall);
+
+/* trainer_refuse.c: reports a run that does not fit, and looks for options with which it would.
+ * asked: the options before anything was chosen. Returns -ENOMEM. */
+int sw_trainer_refuse(struct sw_trainer *t, const struct sw_train_options *asked,
+                      const struct sw_shortfall *shortfall);
 int sw_trainer_allocate(struct sw_trainer *t);
 void sw_trainer_free_memory(struct sw_trainer *t);
 /* Chunk c's state in this record; gradient and weight are left NULL. */

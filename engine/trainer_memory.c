@@ -24,61 +24,76 @@ static uint64_t block_sum_bytes(const struct sw_trainer *t) {
     return bytes;
 }
 
-static uint64_t llama_bytes(const struct sw_trainer *t, int head_whole) {
-    return sw_llama_workspace_bytes(&t->model, &t->device, t->options.dtype, t->options.micro_batch,
-                                    t->options.seq_len, head_whole);
+/* What follows from the options, of which several are tried when a run does not fit. */
+static uint64_t micro_tokens(const struct sw_train_options *o) {
+    return (uint64_t)o->micro_batch * o->seq_len;
+}
+
+static uint64_t llama_bytes(const struct sw_trainer *t, const struct sw_train_options *o,
+                            int head_whole) {
+    return sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch, o->seq_len,
+                                    head_whole);
 }
 
 /* Loss sums, scalars of Adam, block sums and what is not finite, by chunk. */
-static uint64_t small_bytes(const struct sw_trainer *t, uint64_t chunks) {
+static uint64_t small_bytes(const struct sw_trainer *t, const struct sw_train_options *o,
+                            uint64_t chunks) {
     return sw_round_up(block_sum_bytes(t), PAGE) +
            sw_round_up(chunks * sizeof(struct sw_nonfinite), PAGE) +
-           sw_round_up(t->options.accumulate * sizeof(double), PAGE) + PAGE;
+           sw_round_up(o->accumulate * sizeof(double), PAGE) + PAGE;
 }
 
-static uint64_t head_grad_bytes(const struct sw_trainer *t) {
-    return sw_round_up(t->micro_tokens * t->model.config.hidden * sizeof(float), PAGE);
+static uint64_t head_grad_bytes(const struct sw_trainer *t, const struct sw_train_options *o) {
+    return sw_round_up(micro_tokens(o) * t->model.config.hidden * sizeof(float), PAGE);
 }
 
-static uint64_t stats_bytes(const struct sw_trainer *t) {
-    return sw_round_up(t->micro_tokens * 3 * sizeof(float), PAGE);
+static uint64_t stats_bytes(const struct sw_train_options *o) {
+    return sw_round_up(micro_tokens(o) * 3 * sizeof(float), PAGE);
 }
 
-static void describe(struct sw_trainer *t) {
-    const struct sw_train_options *o = &t->options;
-    t->input = (struct sw_placement_input){
+static struct sw_placement_input describe(const struct sw_trainer *t,
+                                          const struct sw_train_options *o) {
+    const uint64_t tokens = micro_tokens(o);
+    struct sw_placement_input in = {
         .order = {t->model.unit_count, t->model.parts, t->model.config.tied},
         .micro_count = o->accumulate,
         .unit_elements = t->unit_elements,
-        .format = t->format,
+        .format = {o->master, o->moments, o->grad_dtype, o->dtype},
         .checkpoint_every = o->checkpoint_every,
         .chunk_bytes = o->chunk_bytes,
         .activation_bytes =
-            sw_round_up(t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
-        .head_bytes = head_grad_bytes(t) + stats_bytes(t),
-        .batch_bytes = 2 * sw_round_up(t->micro_tokens * o->accumulate * sizeof(int32_t), PAGE) +
-                       sw_round_up(t->micro_tokens * o->accumulate, PAGE),
+            sw_round_up(tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
+        .head_bytes = head_grad_bytes(t, o) + stats_bytes(o),
+        .batch_bytes = 2 * sw_round_up(tokens * o->accumulate * sizeof(int32_t), PAGE) +
+                       sw_round_up(tokens * o->accumulate, PAGE),
         .budget_bytes =
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
     };
-    const uint64_t chunks = sw_placement_chunks(&t->input);
-    t->input.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK;
+    const uint64_t chunks = sw_placement_chunks(&in);
+    in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK;
     for (int whole = 0; whole < 2; whole++)
-        t->input.workspace_bytes[whole] = llama_bytes(t, whole) + small_bytes(t, chunks);
+        in.workspace_bytes[whole] = llama_bytes(t, o, whole) + small_bytes(t, o, chunks);
+    return in;
+}
+
+int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *o, struct sw_placement *placement,
+                   struct sw_placement_input *input, struct sw_shortfall *shortfall) {
+    *input = describe(t, o);
+    return sw_budget_place(placement, input, o, t->resuming, t->topology.memory_bytes, shortfall);
 }
 
 int sw_trainer_size(struct sw_trainer *t) {
-    const struct sw_train_options *o = &t->options;
+    const struct sw_train_options *o = &t->options, asked = t->options;
     t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
-    t->micro_tokens = (uint64_t)o->micro_batch * o->seq_len;
+    t->micro_tokens = micro_tokens(o);
     t->step_rows = (uint64_t)o->micro_batch * o->accumulate;
     t->unit_elements = calloc(t->model.unit_count, sizeof(*t->unit_elements));
     if (!t->unit_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
         t->unit_elements[u] = t->model.units[u].count;
-    describe(t);
-    return sw_budget_place(&t->placement, &t->input, &t->options, t->resuming,
-                           t->topology.memory_bytes);
+    struct sw_shortfall shortfall;
+    const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
+    return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;
 }
 
 /* ---- device ---- */
@@ -111,8 +126,8 @@ static void carve_device(struct sw_trainer *t) {
     t->norm_input = carve(t, inputs);
     t->head_input = carve(t, inputs);
     t->between = carve(t, inputs);
-    t->head_grad = carve(t, micros * head_grad_bytes(t));
-    t->stats = carve(t, micros * stats_bytes(t));
+    t->head_grad = carve(t, micros * head_grad_bytes(t, o));
+    t->stats = carve(t, micros * stats_bytes(o));
     t->head_acc = carve(t, p->head_acc_offset[p->order.parts]);
     t->grads = carve(t, p->grad_bytes[SW_TIER_DEVICE]);
     t->batch_tokens = carve(t, tokens * sizeof(int32_t));
@@ -213,7 +228,8 @@ int sw_trainer_allocate(struct sw_trainer *t) {
     if (ret < 0) return ret;
     carve_device(t);
     ret = sw_llama_open(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
-                        t->options.seq_len, whole, carve(t, llama_bytes(t, whole)), t->stream);
+                        t->options.seq_len, whole, carve(t, llama_bytes(t, &t->options, whole)),
+                        t->stream);
     if (ret < 0) return ret;
     const uint64_t host_bytes = sw_placement_bytes(rows, count, SW_TIER_HOST);
     return allocate_host(t, host_bytes - t->input.program_bytes);

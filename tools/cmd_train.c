@@ -51,6 +51,8 @@ static void watch_signals(void) {
 }
 
 struct run {
+    int argc;
+    char **argv;
     struct sw_train_options options;
     struct sw_parsed parsed;
     struct sw_trainer *trainer;
@@ -112,18 +114,30 @@ static void on_saved(void *ctx, uint64_t step, const char *dir) {
 
 /* ---- what stands at the start ---- */
 
-static void print_table(const struct sw_trainer *t) {
-    struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
-    const int count = sw_trainer_table(t, rows);
+static void print_rows(const struct sw_byte_row *rows, int count, FILE *out) {
     char size[32];
-    printf("bytes:\n");
+    fprintf(out, "bytes:\n");
     for (int i = 0; i < count; i++)
-        printf("  %-8s %-32s %10s\n", sw_tier_name(rows[i].tier), rows[i].what,
-               sw_size_print(rows[i].bytes, size, sizeof(size)));
+        fprintf(out, "  %-8s %-36s %10s\n", sw_tier_name(rows[i].tier), rows[i].what,
+                sw_size_print(rows[i].bytes, size, sizeof(size)));
     for (int tier = 0; tier < SW_TIER_COUNT; tier++)
-        printf(
-            "  %-8s %-32s %10s\n", sw_tier_name((enum sw_tier)tier), "in all",
+        fprintf(
+            out, "  %-8s %-36s %10s\n", sw_tier_name((enum sw_tier)tier), "in all",
             sw_size_print(sw_placement_bytes(rows, count, (enum sw_tier)tier), size, sizeof(size)));
+}
+
+/* A run that does not fit: its table, and whole command lines of runs that would. */
+static void on_refused(void *ctx, const struct sw_refusal *refusal) {
+    const struct run *run = ctx;
+    print_rows(refusal->rows, refusal->row_count, stderr);
+    for (int i = 0; i < refusal->remedy_count; i++) {
+        const struct sw_remedy *r = &refusal->remedies[i];
+        fprintf(stderr, "%s (%s):\n  %s", i ? "or" : "this would fit", r->effect,
+                program_invocation_name);
+        sw_print_command(run->argc, run->argv, r, stderr);
+    }
+    if (refusal->remedy_count == 0)
+        fprintf(stderr, "nothing was found that would fit: a shorter --seq-len needs less\n");
 }
 
 static void print_start(const struct run *run) {
@@ -133,10 +147,10 @@ static void print_start(const struct run *run) {
     printf("numerics key: %s\n", sw_trainer_numerics_key(t));
     printf("%llu parameters, %llu tokens per step\n", (unsigned long long)sw_trainer_params(t),
            (unsigned long long)sw_trainer_tokens_per_step(t));
-    print_table(t);
     const struct sw_train_options *o = sw_trainer_options(t);
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_trainer_table(t, rows);
+    print_rows(rows, count, stdout);
     if (sw_placement_bytes(rows, count, SW_TIER_NVME) && o->nvme_count == 0)
         printf("the store lies in %s\n", o->out);
     fflush(stdout);
@@ -258,7 +272,7 @@ static int train(struct run *run) {
 }
 
 int sw_cmd_train(int argc, char **argv) {
-    struct run run = {0};
+    struct run run = {.argc = argc, .argv = argv};
     int ret = sw_parse_train(argc, argv, &run.options, &run.parsed);
     if (ret != 0) {
         sw_parsed_close(&run.parsed);
@@ -272,6 +286,7 @@ int sw_cmd_train(int argc, char **argv) {
     sw_progress_begin(&run.progress);
     const struct sw_trainer_hooks hooks = {.ctx = &run,
                                            .on_step = on_step,
+                                           .on_refused = on_refused,
                                            .on_eval = on_eval,
                                            .on_eval_progress = on_eval_progress,
                                            .on_saved = on_saved,

@@ -95,6 +95,10 @@ void sw_options_help(const struct sw_command *command, FILE *out);
 void sw_options_print(const struct sw_parsed *parsed, const void *target, FILE *out);
 json_t *sw_options_json(const struct sw_parsed *parsed, const void *target);
 
+/* The command line again, quoted for a shell, with these options instead of what it had. */
+struct sw_remedy;
+void sw_print_command(int argc, char **argv, const struct sw_remedy *remedy, FILE *out);
+
 /* The candidate with the smallest edit distance. */
 const char *sw_nearest(const char *name, const char *const *candidates, size_t count);
 

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/trainer.h"
+
 void sw_options_help(const struct sw_command *command, FILE *out) {
     fprintf(out, "usage: spillway %s\n\n%s\n", command->usage, command->summary);
     const char *section = "";
@@ -173,4 +175,41 @@ void sw_options_print(const struct sw_parsed *parsed, const void *target, FILE *
         }
         json_decref(value);
     }
+}
+
+/* ---- the command line again ---- */
+
+static void print_quoted(const char *text, FILE *out) {
+    if (text[0] && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-+=.,:/%@") == strlen(text)) {
+        fprintf(out, " %s", text);
+        return;
+    }
+    fputs(" '", out);
+    for (; *text; text++) fputs(*text == '\'' ? "'\\''" : (const char[]){*text, 0}, out);
+    fputc('\'', out);
+}
+
+/* Whether an argument is one of the options that the remedy sets. */
+static int is_replaced(const char *argument, const struct sw_remedy *remedy) {
+    if (strncmp(argument, "--", 2) != 0) return 0;
+    const size_t length = strcspn(argument + 2, "=");
+    for (int i = 0; i < remedy->option_count; i++)
+        if (strlen(remedy->options[i].name) == length &&
+            !strncmp(remedy->options[i].name, argument + 2, length))
+            return 1;
+    return 0;
+}
+
+void sw_print_command(int argc, char **argv, const struct sw_remedy *remedy, FILE *out) {
+    print_quoted(argv[0], out);
+    for (int i = 1; i < argc; i++) {
+        if (!is_replaced(argv[i], remedy))
+            print_quoted(argv[i], out);
+        else if (!strchr(argv[i], '='))
+            i++; /* its value */
+    }
+    for (int i = 0; i < remedy->option_count; i++)
+        fprintf(out, " --%s %s", remedy->options[i].name, remedy->options[i].value);
+    fputc('\n', out);
 }

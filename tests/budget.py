@@ -1,0 +1,124 @@
+"""What does not fit is refused at once, with the table, the shortfall and command lines that fit.
+
+Every command line that a refusal offers is run as it stands there, by a shell: it must be accepted,
+plan pools within the budgets, and train.
+"""
+import json
+import os
+import re
+import shlex
+import time
+
+import support as t
+
+COMMON = ["--data", t.STORIES + "/train.bin", "--seq-len", 24, "--steps", 2]
+
+
+def made(tmp, **changes):
+    """A random model with a vocabulary of several parts."""
+    with open(t.MODEL + "/config.json", encoding="utf-8") as file:
+        config = json.load(file)
+    config.update(vocab_size=3001, num_hidden_layers=4, **changes)
+    with open(tmp + "/config.json", "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    t.spillway("init", "--config", tmp + "/config.json", "--out", tmp + "/a model", rc=0)
+    return tmp + "/a model"
+
+
+def size(text):
+    number, unit = re.fullmatch(r"([\d.]+) (B|kB|MB|GB)", text).groups()
+    return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
+def totals(text):
+    return {tier: size(of) for tier, of in
+            re.findall(r"^  (device|host|nvme) +in all +(\S+ \S+)$", text, re.M)}
+
+
+def offered(text):
+    """[(effect, command line)]"""
+    return re.findall(r"^(?:this would fit|or) \((.*)\):\n  (.*)$", text, re.M)
+
+
+def budget_of(command, name):
+    got = re.search(rf"--{name} (\d+)K", command)
+    return int(got.group(1)) * 1000 if got else None
+
+
+def shell(command):
+    """The offered words, as a shell takes them apart; the program is the one under test."""
+    return t.spillway(*shlex.split(command)[1:])
+
+
+def check_offers(run, effects):
+    t.equal(run.rc, 1, "exit status", run)
+    t.contains((run.stdout + run.stderr), "are missing", "the shortfall")
+    t.check(totals((run.stdout + run.stderr))["device"] > 0, "the table")
+    offers = offered((run.stdout + run.stderr))
+    t.equal([effect for effect, _ in offers], effects, "what is offered", run)
+    for effect, command in offers:
+        plan = shell(command + " --dry-run --restart")
+        t.equal(plan.rc, 0, f"dry run: {command}", plan)
+        for tier in ("device", "host"):
+            limit = budget_of(command, tier + "-memory")
+            if limit:  # the table has three digits
+                t.check(totals(plan.stdout)[tier] <= 1.005 * limit, f"{tier} of {command}")
+        t.equal(shell(command + " --restart").rc, 0, f"run: {command}")
+
+
+SAME = "the same bits, more traffic"
+SPLIT = "the same step in smaller micro-batches: other roundings"
+LARGER = "as asked, with more memory"
+
+
+@t.test
+def whatever_a_refusal_offers_fits_and_trains():
+    with t.folder() as tmp:
+        model = made(tmp)
+        for number, (args, effects) in enumerate((
+                (["--device-memory", "1200K", "--host-memory", "60M", "--micro-batch", 4,
+                  "--params", "device"], [SPLIT, LARGER]),
+                (["--device-memory", "1500K", "--host-memory", "27M", "--micro-batch", 4,
+                  "--optimizer", "host"], [SAME, LARGER]),
+                (["--device-memory=600K"], [LARGER]),
+                (["--device-memory", "1250K", "--host-memory", "60M", "--micro-batch", 2,
+                  "--accumulate", 4, "--activations=device", "--params", "host"],
+                 [SAME, LARGER]))):
+            out = f"{tmp}/out it's {number}"
+            run = t.spillway("train", "--model", model, "--out", out, *COMMON, *args)
+            check_offers(run, effects)
+
+
+@t.test
+def a_refusal_comes_before_anything_is_loaded_or_written():
+    with t.folder() as tmp:
+        model = made(tmp)
+        start = time.monotonic()
+        run = t.spillway("train", "--model", model, "--out", tmp + "/out", *COMMON,
+                         "--device-memory", "100K")
+        t.equal(run.rc, 1, "exit status", run)
+        t.check(time.monotonic() - start < 2, "longer than two seconds")
+        t.check(not os.path.exists(tmp + "/out"), "the output folder is there")
+
+
+@t.test
+def open_placements_go_down_until_all_fits():
+    """Chosen ones stay; what fits without a budget stays where it is fastest."""
+    with t.folder() as tmp:
+        model, seen = made(tmp), []
+        for args in ([], ["--device-memory", "2500K"], ["--device-memory", "1300K"],
+                     ["--device-memory", "1300K", "--host-memory", "27M"],
+                     ["--device-memory", "1300K", "--host-memory", "27M", "--gradients", "host"]):
+            run = t.spillway("train", "--model", model, "--out", tmp + "/out", *COMMON, *args,
+                             "--dry-run", rc=0)
+            seen.append(tuple(re.search(rf"^  {name} +(\S+)$", run.stdout, re.M).group(1)
+                              for name in ("params", "optimizer", "gradients", "activations")))
+        t.equal(seen, [("device", "host", "host", "device"),
+                       ("device", "host", "host", "device"),
+                       ("host", "host", "host", "host"),
+                       ("host", "nvme", "nvme", "nvme"),
+                       ("host", "nvme", "host", "nvme")], "placements")
+
+
+if __name__ == "__main__":
+    t.main()
