@@ -89,9 +89,9 @@ static uint64_t lay_out(struct sw_llama *l, struct sw_device *device, char *base
     return used;
 }
 
-static void describe(struct sw_llama *l, const struct sw_model *model,
-                     const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
-                     uint64_t time, int head_whole) {
+void sw_llama_describe(struct sw_llama *l, const struct sw_model *model,
+                       const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
+                       uint64_t time, int head_whole) {
     const struct sw_model_config *c = &model->config;
     *l = (struct sw_llama){
         .ops = device->ops,
@@ -115,7 +115,7 @@ uint64_t sw_llama_workspace_bytes(const struct sw_model *model,
                                   const struct sw_device_handle *device, enum sw_dtype dtype,
                                   uint64_t batch, uint64_t time, int head_whole) {
     struct sw_llama l;
-    describe(&l, model, device, dtype, batch, time, head_whole);
+    sw_llama_describe(&l, model, device, dtype, batch, time, head_whole);
     return lay_out(&l, device->device, NULL);
 }
 
@@ -167,7 +167,7 @@ static int upload_angles(struct sw_llama *l, struct sw_stream *stream) {
 int sw_llama_open(struct sw_llama *l, const struct sw_model *model,
                   const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
                   uint64_t time, int head_whole, void *workspace, struct sw_stream *stream) {
-    describe(l, model, device, dtype, batch, time, head_whole);
+    sw_llama_describe(l, model, device, dtype, batch, time, head_whole);
     lay_out(l, device->device, workspace);
     return upload_angles(l, stream);
 }

@@ -33,6 +33,12 @@ struct sw_llama {
  * 32 MB, but for a smallest slice of 16 tokens. */
 uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens);
 
+/* Fills in what follows from shapes alone: enough for sw_llama_flops(), and what open begins with.
+ */
+void sw_llama_describe(struct sw_llama *l, const struct sw_model *model,
+                       const struct sw_device_handle *device, enum sw_dtype dtype, uint64_t batch,
+                       uint64_t time, int head_whole);
+
 /* Bytes of workspace for micro-batches of batch x time. head_whole: sw_llama_head_whole() may be
  * called, which needs logits over the whole vocabulary; else those of the largest part suffice. */
 uint64_t sw_llama_workspace_bytes(const struct sw_model *model,

@@ -85,6 +85,10 @@ static void write_numerics_key(struct sw_trainer *t) {
 static int build_turns(struct sw_trainer *t) {
     t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
     sw_turn_shape_pick_late(&t->shape, t->unit_elements);
+    sw_llama_describe(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
+                      t->options.seq_len, t->placement.head_whole);
+    const int picked = sw_trainer_pick_late(t);
+    if (picked < 0) return picked;
     const struct sw_turn_shape *s = &t->shape;
     const int late = sw_turn_shape_is_late(s);
     int ret = sw_turn_build(&t->first, s, SW_TURN_TRAIN, 0, NULL);

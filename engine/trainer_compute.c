@@ -190,7 +190,7 @@ static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *
                (chunk->first - t->placement.chunks[chunk->span_first].first) * element;
     char *to = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(t, run, task, SW_RING_GRAD_STAGE)
                                                  : t->host_grads + chunk->grad_offset;
-    *sw_bytes_of(run, task) = bytes;
+    *sw_bytes_of(run, task) = sw_trainer_task_bytes(t, task);
     return t->device.ops->copy_d2h(stream, to, from, bytes);
 }
 
@@ -282,4 +282,40 @@ double sw_trainer_flops(const struct sw_trainer *t, const struct sw_task *task) 
             sw_llama_flops(&t->llama, parts > 1 ? sw_model_head_unit(&t->model, part) : task->unit,
                            pass_of(t, task));
     return sum;
+}
+
+uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task) {
+    const struct sw_chunk *chunk = sw_chunk_of(t, task);
+    switch (task->kind) {
+    case SW_TASK_GRAD:
+        return chunk->count * sw_dtype_bytes(t->options.grad_dtype);
+    case SW_TASK_UPLOAD:
+    case SW_TASK_LOAD:
+        return sw_trainer_weight_bytes(t, task->chunk);
+    case SW_TASK_SPILL:
+    case SW_TASK_FETCH:
+        return t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(t->options.dtype);
+    case SW_TASK_READ:
+    case SW_TASK_WRITE:
+        return chunk->record_bytes;
+    case SW_TASK_READ_WEIGHT:
+    case SW_TASK_WRITE_WEIGHT:
+        return sw_round_up(sw_trainer_weight_bytes(t, task->chunk), SW_NVME_ALIGN_BYTES);
+    case SW_TASK_READ_GRAD:
+    case SW_TASK_WRITE_GRAD:
+        return sw_round_up(chunk->count * sw_dtype_bytes(t->options.grad_dtype),
+                           SW_NVME_ALIGN_BYTES);
+    case SW_TASK_READ_KEPT:
+    case SW_TASK_WRITE_KEPT:
+        return t->input.activation_bytes;
+    default:
+        return 0;
+    }
+}
+
+double sw_trainer_adam_bytes(const struct sw_trainer *t, const struct sw_task *task) {
+    const uint64_t count = sw_chunk_of(t, task)->count;
+    return (double)(2 * sw_adam_record_bytes(&t->format, count) +
+                    count *
+                        (sw_dtype_bytes(t->options.grad_dtype) + sw_dtype_bytes(t->options.dtype)));
 }

@@ -264,6 +264,12 @@ int sw_spill_check(const struct sw_trainer *t, const struct lane_request *reques
 int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream);
 double sw_trainer_flops(const struct sw_trainer *t, const struct sw_task *task);
+/* What a copy or an NVMe task moves when nothing is skipped, and what an Adam reads and writes. */
+uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task);
+double sw_trainer_adam_bytes(const struct sw_trainer *t, const struct sw_task *task);
+
+/* trainer_pick.c: in backward mode, the late units where the lanes' rates are known. */
+int sw_trainer_pick_late(struct sw_trainer *t);
 
 /* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task);

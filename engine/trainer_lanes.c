@@ -414,15 +414,13 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
         [SW_TASK_READ_KEPT] = {SW_RING_KEPT_STAGE, SPILL_KEPT},
         [SW_TASK_WRITE_KEPT] = {SW_RING_KEPT_STAGE, SPILL_KEPT},
     };
-    uint64_t bytes = 0;
     if (task->kind == SW_TASK_READ || task->kind == SW_TASK_WRITE) {
         if (aim_at_record(t, task, sw_slot(t, run, task, SW_RING_STATE), r)) return 1;
-        bytes = sw_chunk_of(t, task)->record_bytes;
     } else {
         aim_at_spill(t, task, sw_slot(t, run, task, kinds[task->kind].ring),
                      kinds[task->kind].spill, write, r);
-        bytes = sw_round_up(r->spill->bytes[r->req.chunk], SW_NVME_ALIGN_BYTES);
     }
+    const uint64_t bytes = sw_trainer_task_bytes(t, task);
     *sw_bytes_of(run, task) = bytes;
     if (write) atomic_fetch_add(&t->written_bytes, bytes);
     t->request_next[write]++;
@@ -511,10 +509,7 @@ double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task
     if (sw_is_cancelled(run, task)) return 0;
     if (task->kind != SW_TASK_ADAM) return sw_trainer_flops(t, task);
     if (!sw_record_of(t, run, task)->apply) return 0;
-    const uint64_t count = sw_chunk_of(t, task)->count;
-    return (double)(2 * sw_adam_record_bytes(&t->format, count) +
-                    count *
-                        (sw_dtype_bytes(t->options.grad_dtype) + sw_dtype_bytes(t->options.dtype)));
+    return sw_trainer_adam_bytes(t, task);
 }
 
 /* The drives serve what somebody waits for. */

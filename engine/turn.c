@@ -77,13 +77,18 @@ static uint32_t units_within(const struct sw_turn_shape *shape, const uint64_t *
 #define LATE_SHARE     0.29
 #define LATE_TOP_SHARE 0.20
 
+void sw_turn_shape_late_shares(struct sw_turn_shape *shape, const uint64_t *unit_elements,
+                               double below, double top) {
+    shape->turning_point = units_within(shape, unit_elements, below, 0);
+    shape->late_top = units_within(shape, unit_elements, top, 1);
+}
+
 void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_elements) {
-    const int backward = shape->overlap == SW_OVERLAP_BACKWARD;
-    shape->turning_point = backward ? units_within(shape, unit_elements, LATE_SHARE, 0)
-                           : shape->overlap == SW_OVERLAP_FORWARD
-                               ? shape->placement->order.unit_count
-                               : 0;
-    shape->late_top = backward ? units_within(shape, unit_elements, LATE_TOP_SHARE, 1) : 0;
+    shape->turning_point = shape->late_top = 0;
+    if (shape->overlap == SW_OVERLAP_FORWARD)
+        shape->turning_point = shape->placement->order.unit_count;
+    if (shape->overlap == SW_OVERLAP_BACKWARD)
+        sw_turn_shape_late_shares(shape, unit_elements, LATE_SHARE, LATE_TOP_SHARE);
 }
 
 void sw_turn_settle(struct sw_turn *turn) {

@@ -104,6 +104,11 @@ struct sw_turn_shape {
  * the top last. How near this comes to the best choice, tests/test_turn.c plays. */
 void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_elements);
 
+/* Likewise for backward mode, with these shares of the elements below and at the top, rounded down
+ * to whole units. */
+void sw_turn_shape_late_shares(struct sw_turn_shape *shape, const uint64_t *unit_elements,
+                               double below, double top);
+
 /* Whether a shape leaves any update, or this unit's, to the following turn. */
 int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
 int sw_turn_unit_is_late(const struct sw_turn_shape *shape, uint32_t unit);

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 #include <cmocka.h>
-#include "engine/turn.h"
+#include "engine/turn_play.h"
 
 enum { SHAPES = 10000, TRAIN_TURNS = 5, PARTS_MAX = 3, LAYERS_MAX = 6, EVALS = 2 };
 enum { UNITS_MAX = 2 * PARTS_MAX + LAYERS_MAX + 1, TURNS_MAX = TRAIN_TURNS + 1 + EVALS };
@@ -214,37 +214,7 @@ static void a_skipped_update_is_noticed(void **state) {
 
 /* ---- overlap, played on made-up times ---- */
 
-enum { LAYERS = 24, UNITS = LAYERS + 3, CHUNKS_PER_UNIT = 4, PLAYED = 6 };
-
-/* Plays turns with given times per task: a task starts when its lane and its dependencies are done.
- * Returns the time at which the last task of each turn ends. */
-static void play(const struct sw_turn *const *turns, int count,
-                 const double cost[SW_TASK_KIND_COUNT], double *ends) {
-    double *done[2] = {NULL, NULL}, lane_free[SW_LANE_COUNT] = {0};
-    for (int t = 0; t < count; t++) {
-        const struct sw_turn *turn = turns[t];
-        double *now = calloc(turn->task_count + 1, sizeof(*now)), last = 0;
-        for (uint32_t i = 0; i < turn->task_count; i++) {
-            const struct sw_task *task = &turn->tasks[i];
-            double start = lane_free[task->lane];
-            for (uint32_t d = 0; d < task->dep_count; d++) {
-                const struct sw_dep *dep = &task->deps[d];
-                if (dep->index < 0) continue;
-                const double *in = dep->turn == 0 ? now : done[0];
-                const struct sw_turn *of = dep->turn == 0 ? turn : turns[t - 1];
-                const double end = in[of->lane_tasks[dep->lane][dep->index]];
-                if (end > start) start = end;
-            }
-            const int free = cost[task->kind] >= 1 && (task->unit == 0 || task->unit > LAYERS);
-            now[i] = lane_free[task->lane] = start + (free ? 0 : cost[task->kind]);
-            if (now[i] > last) last = now[i];
-        }
-        ends[t] = last;
-        free(done[0]);
-        done[0] = now;
-    }
-    free(done[0]);
-}
+enum { LAYERS = 24, UNITS = LAYERS + 3, CHUNKS_PER_UNIT = 4 };
 
 /* What is played: slots of the chunk ring, and what a chunk takes on the slower NVMe lane. */
 struct played {
@@ -279,7 +249,31 @@ static void pick_late(enum sw_overlap overlap, uint32_t *turning_point, uint32_t
     *late_top = shape.late_top;
 }
 
-/* Seconds of a steady step when compute takes 4 per layer: 1 forward, 3 backward. */
+/* Compute takes 4 per layer: 1 forward, 3 backward. */
+static double cost_of(void *ctx, const struct sw_task *task) {
+    const struct played *played = ctx;
+    const int layer = task->unit > 0 && task->unit <= LAYERS;
+    switch (task->kind) {
+    case SW_TASK_FORWARD:
+        return layer;
+    case SW_TASK_BACKWARD:
+        return 3 * layer;
+    case SW_TASK_READ:
+        return 0.9 * played->chunk_cost;
+    case SW_TASK_WRITE:
+        return played->chunk_cost;
+    case SW_TASK_ADAM:
+        return 0.1;
+    case SW_TASK_UPLOAD:
+        return 0.01;
+    case SW_TASK_GRAD:
+        return 0.0125;
+    default:
+        return 0;
+    }
+}
+
+/* Seconds of a steady step. */
 static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint32_t late_top,
                           struct played played) {
     uint64_t elements[UNITS];
@@ -290,26 +284,10 @@ static double steady_step(enum sw_overlap overlap, uint32_t turning_point, uint3
                                         .turning_point = turning_point,
                                         .late_top = late_top,
                                         .placement = &placement};
-    const int late = sw_turn_shape_is_late(&shape);
-    struct sw_turn first, second, steady;
-    assert_int_equal(sw_turn_build(&first, &shape, SW_TURN_TRAIN, 0, NULL), 0);
-    assert_int_equal(sw_turn_build(&second, &shape, SW_TURN_TRAIN, late, &first), 0);
-    assert_int_equal(sw_turn_build(&steady, &shape, SW_TURN_TRAIN, late, &second), 0);
-    const struct sw_turn *turns[PLAYED] = {&first, &second, &steady, &steady, &steady, &steady};
-    const double cost[SW_TASK_KIND_COUNT] = {[SW_TASK_FORWARD] = 1,
-                                             [SW_TASK_BACKWARD] = 3,
-                                             [SW_TASK_READ] = 0.9 * played.chunk_cost,
-                                             [SW_TASK_WRITE] = played.chunk_cost,
-                                             [SW_TASK_ADAM] = 0.1,
-                                             [SW_TASK_UPLOAD] = 0.01,
-                                             [SW_TASK_GRAD] = 0.0125};
-    double ends[PLAYED];
-    play(turns, PLAYED, cost, ends);
-    sw_turn_free(&first);
-    sw_turn_free(&second);
-    sw_turn_free(&steady);
+    const double step = sw_turn_steady_step(&shape, cost_of, &played);
     sw_placement_free(&placement);
-    return ends[PLAYED - 1] - ends[PLAYED - 2];
+    assert_true(step > 0);
+    return step;
 }
 
 /* With compute C = 4 LAYERS and update U = 4 LAYERS, none takes C + U; forward at least 3/4 C + U
