@@ -25,16 +25,6 @@ def made(tmp, **changes):
     return tmp + "/a model"
 
 
-def size(text):
-    number, unit = re.fullmatch(r"([\d.]+) (B|kB|MB|GB)", text).groups()
-    return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-
-
-def totals(text):
-    return {tier: size(of) for tier, of in
-            re.findall(r"^  (device|host|nvme) +in all +(\S+ \S+)$", text, re.M)}
-
-
 def offered(text):
     """[(effect, command line)]"""
     return re.findall(r"^(?:this would fit|or) \((.*)\):\n  (.*)$", text, re.M)
@@ -53,7 +43,7 @@ def shell(command):
 def check_offers(run, effects):
     t.equal(run.rc, 1, "exit status", run)
     t.contains((run.stdout + run.stderr), "are missing", "the shortfall")
-    t.check(totals((run.stdout + run.stderr))["device"] > 0, "the table")
+    t.check(t.totals((run.stdout + run.stderr))["device"] > 0, "the table")
     offers = offered((run.stdout + run.stderr))
     t.equal([effect for effect, _ in offers], effects, "what is offered", run)
     for effect, command in offers:
@@ -62,7 +52,7 @@ def check_offers(run, effects):
         for tier in ("device", "host"):
             limit = budget_of(command, tier + "-memory")
             if limit:  # the table has three digits
-                t.check(totals(plan.stdout)[tier] <= 1.005 * limit, f"{tier} of {command}")
+                t.check(t.totals(plan.stdout)[tier] <= 1.005 * limit, f"{tier} of {command}")
         t.equal(shell(command + " --restart").rc, 0, f"run: {command}")
 
 

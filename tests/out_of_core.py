@@ -9,13 +9,6 @@ import re
 
 import support as t
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
-          "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8,
-          "num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 128,
-          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-          "initializer_range": 0.02, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
-
-
 @t.test
 def nvme_takes_the_state_out_of_memory():
     if t.SANITIZED:
@@ -23,7 +16,7 @@ def nvme_takes_the_state_out_of_memory():
         print("   under a sanitizer only the run itself is checked")
     with t.folder() as tmp:
         with open(tmp + "/config.json", "w", encoding="utf-8") as file:
-            json.dump(CONFIG, file)
+            json.dump(t.MIDDLE_MODEL, file)
         t.spillway("init", "--config", tmp + "/config.json", "--seed", 3, "--out", tmp + "/model",
                    rc=0)
         peaks, digests = {}, []

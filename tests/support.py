@@ -40,6 +40,13 @@ MODEL = "models/stories260k"
 SHAKESPEARE = "data/tinyshakespeare"
 STORIES = "data/tinystories"
 
+# A model of 26 million parameters, for `spillway init`.
+MIDDLE_MODEL = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
+                "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8,
+                "num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 128,
+                "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+                "initializer_range": 0.02, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+
 
 # ---- tests and their verdicts ------------------------------------------------------------------
 
@@ -276,6 +283,17 @@ def spillway(*args, rc=None, timeout_s=120, **options):
 def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
     """`spillway train` on the bundled model and text; later options override nothing here."""
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
+
+
+def _bytes_of(text):
+    number, unit = re.fullmatch(r"([\d.]+) (B|kB|MB|GB)", text).groups()
+    return float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+
+
+def totals(text):
+    """{tier: bytes} of a printed byte table, to its three digits."""
+    return {tier: _bytes_of(of) for tier, of in
+            re.findall(r"^  (device|host|nvme) +in all +(\S+ \S+)$", text, re.M)}
 
 
 NOBODY = 61234  # a user without other processes and without rights
