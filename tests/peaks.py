@@ -1,6 +1,6 @@
 """What the byte table says is what a run takes, in each of its four phases.
 
-A random model of 26 million parameters: the highest private memory (RssAnon + RssShmem, sampled)
+A random model of 10 million parameters: the highest private memory (RssAnon + RssShmem, sampled)
 of a run that loads, trains, evaluates, saves in between and at the end, and of one that is stopped
 and resumed, is at most the table's device and host memory plus 5%. Placements from everything in
 memory to everything on NVMe.
@@ -18,13 +18,13 @@ PLACEMENTS = {
     "in memory": ("--optimizer", "host"),
     "weights streamed": ("--params", "host", "--optimizer", "host:50%,nvme", "--gradients", "host"),
     "all on NVMe": (*ALL_NVME, "--checkpoint-every", 2),
-    "small window": (*ALL_NVME, "--device-memory", "40M", "--host-memory", "90M"),
+    "small window": (*ALL_NVME, "--device-memory", "30M", "--host-memory", "60M"),
 }
 
 
 def made(tmp):
     with open(tmp + "/config.json", "w", encoding="utf-8") as file:
-        json.dump(t.MIDDLE_MODEL, file)
+        json.dump({**t.MIDDLE_MODEL, "num_hidden_layers": 2, "vocab_size": 4096}, file)
     t.spillway("init", "--config", tmp + "/config.json", "--seed", 3, "--out", tmp + "/model", rc=0)
     t.write_tokens(tmp + "/val.bin", t.read_tokens(t.STORIES + "/val.bin")[:400])
     return tmp + "/model"
