@@ -4,14 +4,14 @@
     tests/bench/nvme_peers.py [--folder DIR] [--size 1024] [--rounds 9] [--seconds 1]
                               [--dir DIR] [--without deepspeed] [--json FILE] [--check]
 
-  spillway   the library's queues (nvme_rounds.c) with one setting for all patterns, the best in the
-             mixed one; and once more with the default block size and depth
+  spillway   the library's queues (nvme_rounds.c); and once more with the default block size and
+             depth for all patterns
   fio        io_uring, direct, registered buffers and file; and once more with its buffers on huge
              pages, for which a few are reserved meanwhile (as root, where the kernel has them free)
   referee    disk_referee.c: a plain io_uring loop on huge pages
   deepspeed  DeepSpeed's aio operator, on its own page-locked tensors
 
-Everyone else has its best block size and depth for each pattern, found by a sweep first. mixed is a
+Each has its best block size and depth for each pattern, found by a sweep first. mixed is a
 training step's: a thread reads one half of the file while another writes the other. A ratio is the
 median over rounds of spillway's rate / a peer's; of fio and the referee the faster one counts, the
 one with the smaller ratio. (The best of several noisy peers in each single round would be the
@@ -42,7 +42,7 @@ from adam_peers import machine, python_with_peers
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOLS = os.path.join(ROOT, "build", "release", "tests", "bench")
 PATTERNS = ("read", "write", "mixed")
-DEFAULT = (512 << 10, 8)
+DEFAULT = (1 << 20, 8)
 MIB = 1 << 20
 FIO_HUGE_PAGES = 48
 GRID = [(block << 10, (in_flight * MIB) // (block << 10))
@@ -205,8 +205,6 @@ def sweep(sides, seconds):
         seen = {}
         for _ in range(2):
             for name, side in sides.items():
-                if name == "spillway" and pattern != "mixed":
-                    continue  # one setting serves all
                 print(f"sweep: {pattern}, {name}", file=sys.stderr)
                 for setting in side.grid:
                     rate = sum(side.rate(pattern, setting, seconds))
@@ -214,7 +212,6 @@ def sweep(sides, seconds):
         for name in {name for name, _ in seen}:
             best[name][pattern] = max((s for n, s in seen if n == name),
                                       key=lambda s, n=name: seen[n, s])
-    best["spillway"] = dict.fromkeys(PATTERNS, best["spillway"]["mixed"])
     return best
 
 
