@@ -151,8 +151,10 @@ static struct counts count(const struct sw_placement *p) {
         n.emitted += chunk->tier != SW_TIER_DEVICE && chunk->weight_tier != SW_TIER_HOST;
         n.streamed += chunk->weight_tier != SW_TIER_DEVICE;
         n.weights_on_nvme += chunk->weight_tier == SW_TIER_NVME;
-        /* Those of the embedding may come once a turn, from Adam itself. */
-        n.staged += chunk->weight_tier == SW_TIER_NVME && chunk->unit >= p->order.parts;
+        /* Those of the embedding may come once a turn, from Adam itself; so may the last part of a
+         * head of its own, which backward finds in the window. */
+        n.staged += chunk->weight_tier == SW_TIER_NVME && chunk->unit >= p->order.parts &&
+                    (p->order.tied || chunk->unit + 1 < p->order.unit_count);
         n.grads_staged += chunk->tier != SW_TIER_DEVICE && chunk->grad_tier != SW_TIER_HOST;
         if (chunk->grad_tier == SW_TIER_DEVICE) continue;
         if (chunk->span_first != last_span) n.spans++;

@@ -136,7 +136,7 @@ static void random_turns_keep_the_invariants(void **state) {
  * reused. */
 static void the_steady_turn_repeats(void **state) {
     (void)state;
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 2000; i++) {
         struct example e;
         struct sw_turn turns[TURNS_MAX];
         random_example(&e);
