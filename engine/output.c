@@ -29,6 +29,14 @@ static const char *const ours[] = {"config.json",
                                    "inputs.[0-9]*.state",
                                    "*.partial"};
 
+/* Stores: those that are left when a folder is emptied are of the run that begins. */
+static int is_of_a_store(const char *name) {
+    return fnmatch("optimizer.*", name, 0) == 0 ||
+           fnmatch("weights.[0-9]*.state", name, 0) == 0 ||
+           fnmatch("gradients.[0-9]*.state", name, 0) == 0 ||
+           fnmatch("inputs.[0-9]*.state", name, 0) == 0;
+}
+
 static int is_ours(const char *name) {
     for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
         if (fnmatch(ours[i], name, 0) == 0) return 1;
@@ -222,8 +230,7 @@ int sw_output_empty(const char *out, const char *log, const char *trace) {
         char path[PATH_MAX], partial[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         snprintf(partial, sizeof(partial), "%s.partial", trace ? trace : "");
-        if (fnmatch("optimizer.*", e->d_name, 0) == 0 ||
-            fnmatch("*.[0-9]*.state", e->d_name, 0) == 0 || is_named(e->d_name, log, out) ||
+        if (is_of_a_store(e->d_name) || is_named(e->d_name, log, out) ||
             is_named(e->d_name, trace ? partial : NULL, out))
             continue; /* of the run that begins */
         if (snprintf(path, sizeof(path), "%s/%s", out, e->d_name) >= (int)sizeof(path))

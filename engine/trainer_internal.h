@@ -255,6 +255,9 @@ int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, e
 /* trainer_spill.c */
 int sw_trainer_open_spills(struct sw_trainer *t);
 void sw_trainer_close_spills(struct sw_trainer *t);
+/* Removes the files that a killed run left of what this one keeps elsewhere; those that are open
+ * stay. */
+void sw_trainer_drop_scratch(const struct sw_trainer *t);
 /* Moves a record with idle lanes; checksums are made and compared. */
 int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int write, void *buffer);
 /* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */

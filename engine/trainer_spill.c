@@ -93,14 +93,10 @@ static int open_queues(struct sw_trainer *t, enum spill spill) {
 
 int sw_trainer_open_spills(struct sw_trainer *t) {
     for (int spill = 0; spill < SPILL_COUNT; spill++) {
-        uint32_t records = 0, folder_count;
+        uint32_t records = 0;
         const uint64_t count = index_count(t, (enum spill)spill);
         for (uint64_t i = 0; i < count; i++) records += bytes_on_nvme(t, (enum spill)spill, i) > 0;
-        if (records == 0) { /* a killed run with other tiers may have left some */
-            const char *const *folders = sw_trainer_folders(t, &folder_count);
-            sw_nvme_remove(folders, folder_count, names[spill]);
-            continue;
-        }
+        if (records == 0) continue;
         t->spills[spill].record_of = calloc(count, sizeof(uint32_t));
         int ret = t->spills[spill].record_of ? 0 : -ENOMEM;
         if (ret == 0) ret = open_files(t, (enum spill)spill, records);
@@ -121,6 +117,13 @@ void sw_trainer_close_spills(struct sw_trainer *t) {
         free(s->bytes);
         *s = (struct spill_store){0};
     }
+}
+
+void sw_trainer_drop_scratch(const struct sw_trainer *t) {
+    uint32_t count;
+    const char *const *folders = sw_trainer_folders(t, &count);
+    for (int spill = 0; spill < SPILL_COUNT; spill++)
+        if (!t->spills[spill].store) sw_nvme_remove(folders, count, names[spill]);
 }
 
 static int refuse(const struct spill_store *s, uint32_t record, const char *what, uint64_t step,

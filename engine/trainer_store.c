@@ -173,6 +173,7 @@ void sw_trainer_forget_store(const struct sw_trainer *t) {
     const char *const *folders = sw_trainer_folders(t, &count);
     if (sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
         sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
+    sw_trainer_drop_scratch(t);
 }
 
 /* ---- commit ---- */
