@@ -164,7 +164,7 @@ struct sw_trainer {
     struct sw_stream *stream;    /* the trainer's thread's own */
 
     struct step_record records[STEP_RECORDS];
-    uint32_t train_tasks, late_tasks; /* per step: in its own turn, in the next one */
+    uint32_t train_tasks, late_tasks; /* per step: in its own turn, not the first; in the next */
     uint64_t updates;                 /* applied; control lane */
     uint32_t skips_in_a_row;          /* control lane */
     struct eval_state eval;

@@ -21,13 +21,15 @@ static int stop_asked(const struct sw_trainer *t) {
 
 /* ---- reports ---- */
 
-static void begin_record(struct sw_trainer *t, uint64_t step) {
+static void begin_record(struct sw_trainer *t, uint64_t step, const struct sw_turn *turn) {
     struct step_record *record = sw_record(t, step);
     memset(record, 0, sizeof(*record));
     record->step = step;
     record->lr = sw_learning_rate(&t->options, step);
     record->factor = 1;
-    atomic_init(&record->tasks_left, t->train_tasks + t->late_tasks);
+    /* Without late updates a first turn reads weights that others find where Adam left them. */
+    const uint32_t own = turn == &t->first ? t->first.task_count : t->train_tasks;
+    atomic_init(&record->tasks_left, own + t->late_tasks);
 }
 
 /* The pools hold what they were sized for, from start to end. */
@@ -83,10 +85,10 @@ static int push(struct sw_trainer *t, const struct sw_turn *turn, uint64_t step,
 }
 
 static int push_step(struct sw_trainer *t, uint64_t from, uint64_t step, struct sw_run **last) {
-    begin_record(t, step);
     const struct sw_turn *turn = step == from       ? &t->first
                                  : step == from + 1 ? &t->second
                                                     : &t->steady;
+    begin_record(t, step, turn);
     const int ret = push(t, turn, step, *last, step);
     if (ret < 0) return ret;
     *last = sw_executor_last_run(t->executor);
