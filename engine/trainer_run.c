@@ -103,6 +103,7 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     struct sw_run *last = NULL;
     uint64_t end = from; /* the first step not pushed, then the first one not trained */
     int ret = 0;
+    t->fetched_chunk = UINT32_MAX; /* its weights change now */
     t->last_end_ns = sw_now_ns();
     trace_memory(t, t->last_end_ns);
     for (; ret == 0 && end <= to && !stop_asked(t); end++) ret = push_step(t, from, end, &last);
