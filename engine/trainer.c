@@ -198,6 +198,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     int ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
+    if (ret == 0) sw_trainer_drop_commit(t);
     if (ret == 0) sw_trainer_drop_scratch(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) announce_team(t);

@@ -283,6 +283,8 @@ int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
 int sw_trainer_restore(struct sw_trainer *t);
 void sw_trainer_close_store(struct sw_trainer *t);
+/* With --restart, where this run makes no commits: the one that it finds must not outlive it. */
+void sw_trainer_drop_commit(const struct sw_trainer *t);
 const char *sw_trainer_store_folder(const struct sw_trainer *t);
 /* Makes the newest state durable as that of `step`; all its writes are over. */
 int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uint64_t skips);

@@ -168,6 +168,14 @@ void sw_trainer_close_store(struct sw_trainer *t) {
     sw_homes_close(&t->homes);
 }
 
+void sw_trainer_drop_commit(const struct sw_trainer *t) {
+    uint32_t count;
+    const char *const *folders = sw_trainer_folders(t, &count);
+    if (!t->options.restart || t->journal) return; /* a journal begins anew by itself */
+    if (t->store || sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
+        sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
+}
+
 void sw_trainer_forget_store(const struct sw_trainer *t) {
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
