@@ -31,8 +31,7 @@ static const char *const ours[] = {"config.json",
 
 /* Stores: those that are left when a folder is emptied are of the run that begins. */
 static int is_of_a_store(const char *name) {
-    return fnmatch("optimizer.*", name, 0) == 0 ||
-           fnmatch("weights.[0-9]*.state", name, 0) == 0 ||
+    return fnmatch("optimizer.*", name, 0) == 0 || fnmatch("weights.[0-9]*.state", name, 0) == 0 ||
            fnmatch("gradients.[0-9]*.state", name, 0) == 0 ||
            fnmatch("inputs.[0-9]*.state", name, 0) == 0;
 }
