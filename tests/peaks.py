@@ -39,8 +39,9 @@ def check_peak(run, name):
 
 
 def arguments(model, out, placement):
-    return ("train", "--model", model, "--data", t.SHAKESPEARE + "/train.bin", "--val",
-            os.path.dirname(model) + "/val.bin", "--out", out, "--seq-len", 16, "--chunk", "1M", "--digest",
+    return ("train", "--model", model, "--data", t.SHAKESPEARE + "/train.bin",
+            "--val", os.path.dirname(model) + "/val.bin", "--out", out,
+            "--seq-len", 16, "--chunk", "1M", "--digest",
             *placement)
 
 
