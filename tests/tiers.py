@@ -135,9 +135,9 @@ def a_vocabulary_of_several_parts():
             check_same(tmp, overlapped(few[::2], "backward"), "--clip", 0, "--restart", model=model)
 
 
-def least_memory(tmp, model=t.MODEL, *more):
+def least_memory(tmp, model=t.MODEL):
     """Bytes of the device that the leanest run needs, by its own refusal."""
-    refused = run(f"{tmp}/lean", *ALL_NVME, *more, "--accumulate", 2, "--device-memory", 1, "--dry-run",
+    refused = run(f"{tmp}/lean", *ALL_NVME, "--accumulate", 2, "--device-memory", 1, "--dry-run",
                   rc=1, model=model)
     number, unit = re.search(r"needs ([\d.]+) (kB|MB) of device", refused.stderr).groups()
     return int(float(number) * {"kB": 1000, "MB": 1000000}[unit] * 1.005)
