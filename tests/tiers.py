@@ -215,6 +215,11 @@ class Arithmetic:
             step *= 2
         self.chunks = [[min(step, n - first) for first in range(0, n, step)] for n in self.units]
 
+    def on_nvme(self):
+        """Bytes of all weights and of all records there."""
+        return [sum(up(size * count, 4096) for chunks in self.chunks for count in chunks)
+                for size in (2, 12)]
+
     def groups(self):
         return -(-self.layers // self.every)
 
@@ -327,9 +332,7 @@ def the_kernel_counts_the_same_bytes():
         if "O_DIRECT" not in finished.stdout:
             t.skip("no O_DIRECT on this file system")
         lines = t.read_log(f"{tmp}/out.jsonl")[0]
-        units = Arithmetic(NVME_STATES, 1).chunks
-        weights = sum(up(2 * count, 4096) for chunks in units for count in chunks)
-        records = sum(up(12 * count, 4096) for chunks in units for count in chunks)
+        weights, records = Arithmetic(NVME_STATES, 1).on_nvme()
         # Saved and put into the digest, with the records; begun with, and the output itself.
         for kind, own in (("read", 2 * weights + records), ("write", 2 * weights)):
             want = sum(s["bytes"]["nvme_" + kind] for s in lines) + own
@@ -392,8 +395,13 @@ def skipped_steps_leave_everything_as_it_was():
         some = [ALL_NVME, MIXED, tiers(params="nvme"), tiers(params="host", optimizer="nvme")]
         check_same(tmp, [[]] + overlapped(some, "forward") + overlapped(some[1:2], "none"),
                    *common, data=data)
-        events = [len(s["events"]) for s in t.read_log(f"{tmp}/2.jsonl")[0]]
-        t.equal(events, [0, 1, 0, 1, 0], "steps that were skipped")
+        steps = t.read_log(f"{tmp}/1.jsonl")[0]
+        t.equal([len(s["events"]) for s in steps], [0, 1, 0, 1, 0], "steps that were skipped")
+        whole = Arithmetic(NVME_STATES, 1)
+        for number in (2, 4):
+            t.equal(steps[number - 1]["bytes"]["nvme_write"],
+                    whole.step(number)["nvme_write"] - sum(whole.on_nvme()),
+                    f"bytes written in step {number}, which was skipped")
         check_same(tmp, [[]] + overlapped(some[:2], "backward"), *common, "--clip", 0, "--restart",
                    data=data)
 
