@@ -71,7 +71,12 @@ static int over(uint64_t need, uint64_t budget) {
 
 static int build(struct search *s, struct sw_placement *placement, int resuming) {
     s->input->homes = homes(s, resuming);
-    const int ret = sw_placement_build(placement, s->input);
+    int ret = sw_placement_build(placement, s->input);
+    if (ret == 0 && s->input->homes == 1 && placement->state_bytes[SW_TIER_NVME] == 0) {
+        sw_placement_free(placement); /* units too small for their shares: nothing came to NVMe */
+        s->input->homes = 0;
+        ret = sw_placement_build(placement, s->input);
+    }
     if (ret < 0) return ret;
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_placement_table(placement, s->input, rows);

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 #include "engine/turn_play.h"
 
-enum { SHAPES = 10000, TRAIN_TURNS = 5, PARTS_MAX = 3, LAYERS_MAX = 6, EVALS = 2 };
+enum { SHAPES = 3000, TRAIN_TURNS = 5, PARTS_MAX = 3, LAYERS_MAX = 6, EVALS = 2 };
 enum { UNITS_MAX = 2 * PARTS_MAX + LAYERS_MAX + 1, TURNS_MAX = TRAIN_TURNS + 1 + EVALS };
 
 static uint64_t random_state;
