@@ -392,7 +392,8 @@ static void aim_at_spill(struct sw_trainer *t, const struct sw_task *task, char 
 
 /* Whether a task writes what a skipped step has not made. */
 static int is_idle(const struct sw_task *task, const struct step_record *record) {
-    return !record->apply && (task->kind == SW_TASK_WRITE || task->kind == SW_TASK_WRITE_WEIGHT);
+    if (task->kind != SW_TASK_WRITE && task->kind != SW_TASK_WRITE_WEIGHT) return 0;
+    return !record->apply; /* Adam waited for the verdict; others need not know it yet */
 }
 
 static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task) {

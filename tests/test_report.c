@@ -283,8 +283,7 @@ static void what_is_no_trace_is_refused_by_name(void **state) {
         "{\"schema\":1,\"traceEvents\":[1]}",
         "{\"schema\":1,\"traceEvents\":[{}]} more",
         "{\"schema\":1,\"traceEvents\":[{\"ph\":\"X\",\"ts\":1,\"dur\":1,\"args\":{}}]}",
-        "{\"schema\":1,\"traceEvents\":[{\"ph\":\"X\",\"ts\":1,\"dur\":-1,\"args\":{\"lane\":\"a\","
-        "\"step\":1}}]}",
+        "{\"schema\":1,\"traceEvents\":[{\"ph\":\"X\",\"ts\":1,\"dur\":-1,\"args\":{\"step\":1}}]}",
         "{\"schema\":1,\"traceEvents\":[{\"ph\":\"X\",\"ts\":\"1\"}]}",
         "{\"schema\":1,\"traceEvents\":[{\"ph\":\"X\" \"ts\":1}]}",
         "{\"schema\":1,"};

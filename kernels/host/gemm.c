@@ -148,7 +148,7 @@ static void clear(const struct sw_gemm *g) {
  * state at its first work. Whether it copies the operands, and with how many threads, depends on
  * the sizes: hence small products and one that fills the panels, over what lies in them. */
 int sw_host_gemm_prepare(struct sw_stream *s) {
-    static const uint64_t sizes[][3] = {{1, 64, 64},  {64, 1, 64},     {64, 64, 1},
+    static const uint64_t sizes[][3] = {{1, 64, 64},  {64, 1, 64},    {64, 64, 1},
                                         {64, 64, 64}, {640, 64, 384}, {1024, 128, 64}};
     struct sw_device *d = s->device;
     int ret = 0;
