@@ -72,6 +72,8 @@ def end_of(out):
 def check_same(tmp, variants, *common, **options):
     """The first variant is what the others are compared with."""
     want = None
+    if t.SANITIZED:  # each takes long, and the release run compares them all
+        variants = variants[:1] + variants[-1:0:-3]
     for number, variant in enumerate(variants):
         out = f"{tmp}/{number}"
         finished = run(out, *common, *variant, **options)
