@@ -49,7 +49,7 @@ def arguments(*more, steps=STEPS):
 def run(out, *more, steps=STEPS, rc=0, env=None, **options):
     """A finished run with its log at OUT.jsonl; no step of it may allocate."""
     return t.train(out, *arguments(*more, steps=steps), "--log", out + ".jsonl", rc=rc,
-                   env=env or STOP, **options)
+                   env={**STOP, **(env or {})}, **options)
 
 
 def long_run(out, *more):
