@@ -9,7 +9,7 @@ import support as t
 
 STOP = {"SPILLWAY_ALLOC_GUARD": "stop"}
 SMALL = ["--steps", 6, "--seq-len", 64]
-LONG = ["--steps", 3, "--seq-len", 512]
+LONG = ["--steps", 2, "--seq-len", 512]
 SETTINGS = {
     "host": [],
     "nvme": ["--optimizer", "nvme", "--chunk", "64Ki"],
@@ -22,8 +22,8 @@ SETTINGS = {
     "split, 8 bits": ["--optimizer", "nvme", "--master", "split", "--moments", "8bit"],
     "long rows": [*LONG, "--micro-batch", 4],
     "a few tokens": ["--steps", 6, "--seq-len", 5],
-    "evaluation": [*LONG, "--val", t.SHAKESPEARE + "/val.bin", "--eval-every", 2, "--micro-batch",
-                   16],
+    "all on NVMe": ["--params", "nvme", "--optimizer", "nvme", "--gradients", "nvme",
+                    "--activations", "nvme", "--checkpoint-every", 2, "--eval-every", 2],
     "saves": ["--save-every", 2, "--keep-store"],
     "trace": ["--optimizer", "nvme"],
     "rates": ["--optimizer", "nvme", "--sim-pcie", "1G", "--sim-nvme", "500M"],
@@ -41,6 +41,9 @@ def no_step_allocates():
         for i, (name, options) in enumerate(SETTINGS.items()):
             out = f"{tmp}/{i}"
             more = ["--trace", out + ".trace"] if name == "trace" else []
+            if "--eval-every" in options:
+                t.write_tokens(out + ".val", t.read_tokens(t.SHAKESPEARE + "/val.bin")[:1000])
+                more += ["--val", out + ".val"]
             length = [] if "--steps" in options else SMALL
             run = t.train(out, *length, *options, *more, "--log", out + ".log", env=STOP)
             t.equal(run.rc, 0, name, run)
