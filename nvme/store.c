@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,6 +80,19 @@ static long lock_owner(int fd) {
     }
     fclose(locks);
     return owner;
+}
+
+/* Takes a file's lock, waiting out a process that was killed and whose ring the kernel has not yet
+ * let go of; one that lives keeps it. 0 or -EBUSY. */
+static int lock_of_the_dead(int fd) {
+    int busy = flock(fd, LOCK_EX | LOCK_NB);
+    for (int tries = 0; busy && errno == EWOULDBLOCK && tries < LOCK_TRIES; tries++) {
+        const long owner = lock_owner(fd);
+        if (owner && kill((pid_t)owner, 0) == 0) break;
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
+        busy = flock(fd, LOCK_EX | LOCK_NB);
+    }
+    return busy ? -EBUSY : 0;
 }
 
 static int check_folder(const char *folder) {
@@ -372,7 +386,7 @@ int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char
         char *path;
         if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) return -ENOMEM;
         const int fd = open(path, O_RDWR | O_CLOEXEC);
-        if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+        if (fd >= 0 && lock_of_the_dead(fd) == 0)
             unlink(path);
         else if (fd >= 0)
             ret = -EBUSY;

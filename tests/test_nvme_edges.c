@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -502,12 +504,45 @@ static void a_thousand_queues_give_their_locked_memory_back(void **state) {
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* A lock whose taker is dead while another holds its descriptor for a while: how a killed process
+ * looks whose ring the kernel has not yet let go of. With the taker alive it is refused at once. */
+static void what_a_dead_process_held_is_removed_and_what_a_living_one_holds_is_not(void **state) {
+    (void)state;
+    char path[4200];
+    int ready[2];
+    snprintf(path, sizeof(path), "%s/held.0.state", dir_a);
+    for (int lives = 0; lives < 2; lives++) {
+        assert_int_equal(pipe(ready), 0);
+        const pid_t taker = fork();
+        if (taker == 0) {
+            const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+            if (fd < 0 || flock(fd, LOCK_EX) || write(ready[1], "", 1) != 1) _exit(1);
+            if (lives) pause();
+            if (fork() == 0) usleep(300000);
+            _exit(0);
+        }
+        char byte;
+        assert_int_equal(read(ready[0], &byte, 1), 1);
+        if (!lives) assert_int_equal(waitpid(taker, NULL, 0), taker);
+        assert_int_equal(sw_nvme_remove(three_folders, 1, "held"), lives ? -EBUSY : 0);
+        assert_int_equal(access(path, F_OK), lives ? 0 : -1);
+        if (lives) {
+            kill(taker, SIGKILL);
+            assert_int_equal(waitpid(taker, NULL, 0), taker);
+            assert_int_equal(sw_nvme_remove(three_folders, 1, "held"), 0);
+        }
+        close(ready[0]);
+        close(ready[1]);
+    }
+}
+
 #define T(name) cmocka_unit_test_setup(name, setup)
 int main(void) {
     const struct CMUnitTest tests[] = {
         /* First, while no thread was ever started: their children start some after the fork. */
         T(a_ring_refused_after_it_worked_ends_its_queue_and_never_hangs),
         T(a_thousand_queues_give_their_locked_memory_back),
+        T(what_a_dead_process_held_is_removed_and_what_a_living_one_holds_is_not),
         T(sizes_at_every_border_of_a_block_come_back_by_every_path),
         T(regions_of_2_and_4_gib_come_back_at_both_ends),
         T(every_nth_result_cut_loses_nothing_and_ends),
