@@ -10,7 +10,6 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,17 +81,15 @@ static long lock_owner(int fd) {
     return owner;
 }
 
-/* Takes a file's lock, waiting out a process that was killed and whose ring the kernel has not yet
- * let go of; one that lives keeps it. 0 or -EBUSY. */
-static int lock_of_the_dead(int fd) {
+/* Takes a file's lock. A process that was just killed, or its ring on the way down, may hold it a
+ * moment longer. 0, -EWOULDBLOCK or another -errno. */
+static int take_lock(int fd) {
     int busy = flock(fd, LOCK_EX | LOCK_NB);
     for (int tries = 0; busy && errno == EWOULDBLOCK && tries < LOCK_TRIES; tries++) {
-        const long owner = lock_owner(fd);
-        if (owner && kill((pid_t)owner, 0) == 0) break;
         nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
         busy = flock(fd, LOCK_EX | LOCK_NB);
     }
-    return busy ? -EBUSY : 0;
+    return busy ? -errno : 0;
 }
 
 static int check_folder(const char *folder) {
@@ -112,18 +109,12 @@ static int check_folder(const char *folder) {
 
 /* Locks an open file for this store. -ESTALE: its owner removed it meanwhile, open it again. */
 static int lock_file(const struct sw_nvme_file *file) {
-    /* A process that was just killed may hold its lock a moment longer. */
-    int busy = flock(file->fd, LOCK_EX | LOCK_NB);
-    for (int tries = 0; busy && errno == EWOULDBLOCK && tries < LOCK_TRIES; tries++) {
-        nanosleep(&(struct timespec){.tv_nsec = LOCK_PAUSE_NS}, NULL);
-        busy = flock(file->fd, LOCK_EX | LOCK_NB);
+    const int ret = take_lock(file->fd);
+    if (ret < 0 && ret != -EWOULDBLOCK) {
+        sw_error("nvme: cannot lock '%s': %s", file->path, strerror(-ret));
+        return ret;
     }
-    if (busy) {
-        if (errno != EWOULDBLOCK) {
-            const int ret = -errno;
-            sw_error("nvme: cannot lock '%s': %s", file->path, strerror(-ret));
-            return ret;
-        }
+    if (ret < 0) {
         const long owner = lock_owner(file->fd);
         if (owner)
             sw_error("nvme: '%s' is in use by process %ld; end it, or take another folder",
@@ -386,7 +377,7 @@ int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char
         char *path;
         if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) return -ENOMEM;
         const int fd = open(path, O_RDWR | O_CLOEXEC);
-        if (fd >= 0 && lock_of_the_dead(fd) == 0)
+        if (fd >= 0 && take_lock(fd) == 0)
             unlink(path);
         else if (fd >= 0)
             ret = -EBUSY;

@@ -505,7 +505,7 @@ static void a_thousand_queues_give_their_locked_memory_back(void **state) {
 }
 
 /* A lock whose taker is dead while another holds its descriptor for a while: how a killed process
- * looks whose ring the kernel has not yet let go of. With the taker alive it is refused at once. */
+ * looks whose ring the kernel has not yet let go of. What a living process keeps is left. */
 static void what_a_dead_process_held_is_removed_and_what_a_living_one_holds_is_not(void **state) {
     (void)state;
     char path[4200];
