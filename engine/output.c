@@ -22,24 +22,26 @@ static const char *const ours[] = {"config.json",
                                    "model-[0-9]*-of-[0-9]*.safetensors",
                                    "model.safetensors.index.json",
                                    "step-[0-9]*",
-                                   "optimizer.[0-9]*.state",
-                                   "optimizer.commit",
-                                   "weights.[0-9]*.state",
-                                   "gradients.[0-9]*.state",
-                                   "inputs.[0-9]*.state",
                                    "*.partial"};
 
-/* Stores: those that are left when a folder is emptied are of the run that begins. */
+/* Likewise; those that are there when a folder is emptied are of the run that begins. */
+static const char *const stores[] = {
+    SW_STORE_NAME ".[0-9]*.state", SW_STORE_NAME ".commit", SW_STORE_WEIGHTS ".[0-9]*.state",
+    SW_STORE_GRADIENTS ".[0-9]*.state", SW_STORE_INPUTS ".[0-9]*.state"};
+
+static int is_one_of(const char *const *patterns, size_t count, const char *name) {
+    for (size_t i = 0; i < count; i++)
+        if (fnmatch(patterns[i], name, 0) == 0) return 1;
+    return 0;
+}
+
 static int is_of_a_store(const char *name) {
-    return fnmatch("optimizer.*", name, 0) == 0 || fnmatch("weights.[0-9]*.state", name, 0) == 0 ||
-           fnmatch("gradients.[0-9]*.state", name, 0) == 0 ||
-           fnmatch("inputs.[0-9]*.state", name, 0) == 0;
+    return is_one_of(stores, sizeof(stores) / sizeof(stores[0]), name);
 }
 
 static int is_ours(const char *name) {
-    for (size_t i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
-        if (fnmatch(ours[i], name, 0) == 0) return 1;
-    return sw_model_is_companion(name);
+    return is_one_of(ours, sizeof(ours) / sizeof(ours[0]), name) || is_of_a_store(name) ||
+           sw_model_is_companion(name);
 }
 
 /* The name of a path in the folder `dir`, or NULL when it lies elsewhere. */

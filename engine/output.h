@@ -4,6 +4,12 @@
 #define ENGINE_OUTPUT_H
 #include <stdint.h>
 #include "engine/model.h"
+#include "nvme/commit.h"
+
+/* Names of the stores beside the optimizer's (SW_STORE_NAME): what else of a run is on NVMe. */
+#define SW_STORE_WEIGHTS   "weights"
+#define SW_STORE_GRADIENTS "gradients"
+#define SW_STORE_INPUTS    "inputs"
 
 /* Checks that `out` can be taken: absent, or empty, or (reuse names the option that admits it,
  * "--restart" or "--resume", else NULL) holding only what a run leaves and the log and trace named

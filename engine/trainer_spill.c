@@ -12,8 +12,10 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "engine/output.h"
 
-static const char *const names[SPILL_COUNT] = {"weights", "gradients", "inputs"};
+static const char *const names[SPILL_COUNT] = {SW_STORE_WEIGHTS, SW_STORE_GRADIENTS,
+                                               SW_STORE_INPUTS};
 
 static uint64_t index_count(const struct sw_trainer *t, enum spill spill) {
     const struct sw_placement *p = &t->placement;
