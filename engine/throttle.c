@@ -31,19 +31,19 @@ static int is_compute(const struct sw_task *task) {
     return task->lane == SW_LANE_COMPUTE && task->kind != SW_TASK_DEVICE_ADAM;
 }
 
-static uint64_t rate_of(const struct sw_throttle *t, const struct sw_task *task) {
-    if (is_compute(task)) return t->rates.flops;
+uint64_t sw_sim_rate(const struct sw_sim_rates *r, const struct sw_task *task) {
+    if (is_compute(task)) return r->flops;
     switch (task->lane) {
     case SW_LANE_H2D:
-        return t->rates.copy_bytes[0];
+        return r->copy_bytes[0];
     case SW_LANE_D2H:
-        return t->rates.copy_bytes[1];
+        return r->copy_bytes[1];
     case SW_LANE_ADAM:
-        return t->rates.adam_bytes;
+        return r->adam_bytes;
     case SW_LANE_NVME_READ:
-        return t->rates.nvme_bytes[0];
+        return r->nvme_bytes[0];
     case SW_LANE_NVME_WRITE:
-        return t->rates.nvme_bytes[1];
+        return r->nvme_bytes[1];
     default:
         return 0;
     }
@@ -56,7 +56,7 @@ static uint64_t moved(const struct sw_run *run, const struct sw_task *task) {
 static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *task,
                          struct sw_stream *stream) {
     struct sw_throttle *t = ctx;
-    const uint64_t rate = rate_of(t, task);
+    const uint64_t rate = sw_sim_rate(&t->rates, task);
     if (!rate) return t->real.run(t->ctx, run, task, stream);
     struct sw_throttle_lane *lane = &t->lanes[task->lane];
     const uint64_t start_ns = sw_now_ns();
@@ -76,7 +76,7 @@ static int throttled_start(void *ctx, struct sw_run *run, const struct sw_task *
     struct sw_throttle_lane *lane = &t->lanes[task->lane];
     const uint64_t start_ns = sw_now_ns();
     const int ret = t->real.start(t->ctx, run, task);
-    if (ret != 0 || !rate_of(t, task)) return ret;
+    if (ret != 0 || !sw_sim_rate(&t->rates, task)) return ret;
     assert(lane->count < SW_LANE_IN_FLIGHT_MAX);
     const uint32_t at = (lane->first + lane->count++) % SW_LANE_IN_FLIGHT_MAX;
     lane->bytes[at] = (double)moved(run, task);

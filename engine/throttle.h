@@ -33,6 +33,8 @@ struct sw_throttle {
 };
 
 int sw_sim_any(const struct sw_sim_rates *rates);
+/* The rate that a task's lane is held to; 0: none. */
+uint64_t sw_sim_rate(const struct sw_sim_rates *rates, const struct sw_task *task);
 
 /* The ops to give the executor, with the throttle as their ctx; they call those of `real`. */
 extern const struct sw_executor_ops sw_throttle_ops;

@@ -183,14 +183,15 @@ static int reduce(struct sw_trainer *t, const struct sw_run *run, const struct s
 static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                 struct sw_stream *stream) {
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
-    const uint64_t element = sw_dtype_bytes(t->options.grad_dtype), bytes = chunk->count * element;
+    const uint64_t element = sw_dtype_bytes(t->options.grad_dtype);
+    const uint64_t bytes = sw_trainer_task_bytes(t, task);
     const char *from = t->grads + chunk->grad_offset;
     if (chunk->grad_tier != SW_TIER_DEVICE)
         from = sw_slot(t, run, task, SW_RING_ROUNDED) +
                (chunk->first - t->placement.chunks[chunk->span_first].first) * element;
     char *to = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(t, run, task, SW_RING_GRAD_STAGE)
                                                  : t->host_grads + chunk->grad_offset;
-    *sw_bytes_of(run, task) = sw_trainer_task_bytes(t, task);
+    *sw_bytes_of(run, task) = bytes;
     return t->device.ops->copy_d2h(stream, to, from, bytes);
 }
 
@@ -210,8 +211,7 @@ static int norms(struct sw_trainer *t, const struct sw_task *task, struct sw_str
 static int spill_or_fetch(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                           struct sw_stream *stream) {
     const struct sw_kept *kept = &t->placement.kept[sw_kept_index(t, task->unit, task->micro)];
-    const uint64_t bytes =
-        t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(t->options.dtype);
+    const uint64_t bytes = sw_trainer_task_bytes(t, task);
     char *device = sw_slot(t, run, task, SW_RING_KEPT);
     char *host = kept->tier == SW_TIER_HOST ? t->host_kept + kept->offset
                                             : sw_slot(t, run, task, SW_RING_KEPT_STAGE);
@@ -274,7 +274,7 @@ static enum sw_llama_pass pass_of(const struct sw_trainer *t, const struct sw_ta
     }
 }
 
-double sw_trainer_flops(const struct sw_trainer *t, const struct sw_task *task) {
+static double flops(const struct sw_trainer *t, const struct sw_task *task) {
     const uint32_t parts = task->kind == SW_TASK_HEAD_WHOLE ? t->model.parts : 1;
     double sum = 0;
     for (uint32_t part = 0; part < parts; part++)
@@ -313,7 +313,9 @@ uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task 
     }
 }
 
-double sw_trainer_adam_bytes(const struct sw_trainer *t, const struct sw_task *task) {
+double sw_trainer_task_work(const struct sw_trainer *t, const struct sw_task *task) {
+    if (task->lane == SW_LANE_COMPUTE && task->kind != SW_TASK_DEVICE_ADAM) return flops(t, task);
+    if (task->kind != SW_TASK_ADAM) return (double)sw_trainer_task_bytes(t, task);
     const uint64_t count = sw_chunk_of(t, task)->count;
     return (double)(2 * sw_adam_record_bytes(&t->format, count) +
                     count *

@@ -263,13 +263,14 @@ int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int wr
 /* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */
 int sw_spill_check(const struct sw_trainer *t, const struct lane_request *request);
 
-/* trainer_compute.c: the tasks of the model, and their floating-point operations. */
+/* trainer_compute.c: the tasks of the model, and how much work a task is when nothing is skipped. */
 int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream);
-double sw_trainer_flops(const struct sw_trainer *t, const struct sw_task *task);
-/* What a copy or an NVMe task moves when nothing is skipped, and what an Adam reads and writes. */
+/* What a copy or an NVMe task moves. */
 uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task);
-double sw_trainer_adam_bytes(const struct sw_trainer *t, const struct sw_task *task);
+/* The same, or the bytes that Adam reads and writes, or the compute lane's floating-point
+ * operations. */
+double sw_trainer_task_work(const struct sw_trainer *t, const struct sw_task *task);
 
 /* trainer_pick.c: in backward mode, the late units where the lanes' rates are known. */
 int sw_trainer_pick_late(struct sw_trainer *t);

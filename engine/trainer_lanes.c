@@ -296,7 +296,7 @@ static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw
 static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                   struct sw_stream *stream) {
     if (!sw_record_of(t, run, task)->apply) return 0;
-    const uint64_t bytes = sw_trainer_weight_bytes(t, task->chunk);
+    const uint64_t bytes = sw_trainer_task_bytes(t, task);
     *sw_bytes_of(run, task) = bytes;
     return t->device.ops->copy_h2d(stream, t->weights + sw_chunk_of(t, task)->weight_offset,
                                    sw_slot(t, run, task, SW_RING_EMIT), bytes);
@@ -305,7 +305,7 @@ static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task
 static int load(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                 struct sw_stream *stream) {
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
-    const uint64_t bytes = sw_trainer_weight_bytes(t, task->chunk);
+    const uint64_t bytes = sw_trainer_task_bytes(t, task);
     const char *from = t->host_weights + chunk->weight_offset;
     if (task->at[SW_RING_EMIT] >= 0)
         from = sw_slot(t, run, task, SW_RING_EMIT);
@@ -508,9 +508,8 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task)
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task) {
     struct sw_trainer *t = ctx;
     if (sw_is_cancelled(run, task)) return 0;
-    if (task->kind != SW_TASK_ADAM) return sw_trainer_flops(t, task);
-    if (!sw_record_of(t, run, task)->apply) return 0;
-    return sw_trainer_adam_bytes(t, task);
+    if (task->kind == SW_TASK_ADAM && !sw_record_of(t, run, task)->apply) return 0;
+    return sw_trainer_task_work(t, task);
 }
 
 /* The drives serve what somebody waits for. */

@@ -6,35 +6,10 @@
 #include <errno.h>
 #include "engine/turn_play.h"
 
-static uint64_t rate_of(const struct sw_sim_rates *r, enum sw_lane lane) {
-    switch (lane) {
-    case SW_LANE_COMPUTE:
-        return r->flops;
-    case SW_LANE_H2D:
-        return r->copy_bytes[0];
-    case SW_LANE_D2H:
-        return r->copy_bytes[1];
-    case SW_LANE_ADAM:
-        return r->adam_bytes;
-    case SW_LANE_NVME_READ:
-        return r->nvme_bytes[0];
-    case SW_LANE_NVME_WRITE:
-        return r->nvme_bytes[1];
-    default:
-        return 0;
-    }
-}
-
 static double cost_of(void *ctx, const struct sw_task *task) {
     const struct sw_trainer *t = ctx;
-    const enum sw_lane lane = (enum sw_lane)task->lane;
-    const uint64_t rate = rate_of(&t->options.sim, lane);
-    if (!rate) return 0;
-    const double work = lane == SW_LANE_COMPUTE && task->kind != SW_TASK_DEVICE_ADAM
-                            ? sw_trainer_flops(t, task)
-                        : lane == SW_LANE_ADAM ? sw_trainer_adam_bytes(t, task)
-                                               : (double)sw_trainer_task_bytes(t, task);
-    return work / (double)rate;
+    const uint64_t rate = sw_sim_rate(&t->options.sim, task);
+    return rate ? sw_trainer_task_work(t, task) / (double)rate : 0;
 }
 
 int sw_trainer_pick_late(struct sw_trainer *t) {
