@@ -57,7 +57,6 @@ static struct sw_llama_head head_part(struct sw_trainer *t, const struct sw_run 
                                       const char *weights, uint32_t m) {
     const uint64_t at = m * t->micro_tokens;
     const uint64_t tokens = run->turn->kind == SW_TURN_TRAIN ? sw_record(t, run->step)->tokens : 0;
-    const uint64_t stats = sw_round_up(t->micro_tokens * 3 * sizeof(float), 4096);
     return (struct sw_llama_head){
         .unit = &t->model.units[unit],
         .matrix = weights,
@@ -65,14 +64,12 @@ static struct sw_llama_head head_part(struct sw_trainer *t, const struct sw_run 
         .targets = t->batch_targets + at,
         .mask = t->batch_mask + at,
         .scale = tokens ? (float)(1.0 / (double)tokens) : 0,
-        .stats = (float *)((char *)t->stats + m * stats),
+        .stats = (float *)((char *)t->stats + m * sw_head_stats_bytes(t->micro_tokens)),
     };
 }
 
 static float *head_grad_of(const struct sw_trainer *t, uint32_t m) {
-    const uint64_t bytes =
-        sw_round_up(t->micro_tokens * t->model.config.hidden * sizeof(float), 4096);
-    return (float *)((char *)t->head_grad + m * bytes);
+    return (float *)((char *)t->head_grad + m * sw_head_grad_bytes(t, t->micro_tokens));
 }
 
 static int head_forward(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,

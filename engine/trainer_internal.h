@@ -10,6 +10,7 @@
 #ifndef ENGINE_TRAINER_INTERNAL_H
 #define ENGINE_TRAINER_INTERNAL_H
 #include <assert.h>
+#include "base/size.h"
 #include "cpu_adam/adam.h"
 #include "engine/drives.h"
 #include "engine/budget.h"
@@ -179,6 +180,16 @@ static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step)
 
 /* ---- where a task's things are ---- */
 
+/* What the head has of each micro-batch of so many tokens: the FP32 gradient of its input, and the
+ * statistics of the softmax. */
+static inline uint64_t sw_head_grad_bytes(const struct sw_trainer *t, uint64_t tokens) {
+    return sw_round_up(tokens * t->model.config.hidden * sizeof(float), SW_NVME_ALIGN_BYTES);
+}
+
+static inline uint64_t sw_head_stats_bytes(uint64_t tokens) {
+    return sw_round_up(tokens * 3 * sizeof(float), SW_NVME_ALIGN_BYTES);
+}
+
 static inline const struct sw_chunk *sw_chunk_of(const struct sw_trainer *t,
                                                  const struct sw_task *task) {
     return &t->placement.chunks[task->chunk];
@@ -263,7 +274,8 @@ int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int wr
 /* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */
 int sw_spill_check(const struct sw_trainer *t, const struct lane_request *request);
 
-/* trainer_compute.c: the tasks of the model, and how much work a task is when nothing is skipped. */
+/* trainer_compute.c: the tasks of the model, and how much work a task is when nothing is skipped.
+ */
 int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream);
 /* What a copy or an NVMe task moves. */

@@ -10,10 +10,6 @@
 
 /* ---- weights in and out ---- */
 
-static uint64_t device_place(const struct sw_trainer *t, uint32_t c) {
-    return t->placement.chunks[c].weight_offset;
-}
-
 int sw_trainer_put_weights(struct sw_trainer *t, uint32_t c) {
     const struct sw_chunk *chunk = &t->placement.chunks[c];
     const uint64_t bytes = sw_trainer_weight_bytes(t, c);
@@ -24,7 +20,7 @@ int sw_trainer_put_weights(struct sw_trainer *t, uint32_t c) {
         memcpy(t->host_weights + chunk->weight_offset, t->weight_buffer, bytes);
         return 0;
     }
-    const int ret = t->device.ops->copy_h2d(t->stream, t->weights + device_place(t, c),
+    const int ret = t->device.ops->copy_h2d(t->stream, t->weights + chunk->weight_offset,
                                             t->weight_buffer, bytes);
     return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
 }
@@ -41,7 +37,7 @@ static int get_weights(struct sw_trainer *t, uint32_t c, uint64_t first, uint64_
     }
     if (chunk->weight_tier == SW_TIER_DEVICE) {
         const int ret =
-            t->device.ops->copy_d2h(t->stream, out, t->weights + device_place(t, c) + at, bytes);
+            t->device.ops->copy_d2h(t->stream, out, t->weights + chunk->weight_offset + at, bytes);
         return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
     }
     if (t->fetched_chunk != c) {

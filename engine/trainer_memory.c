@@ -43,14 +43,6 @@ static uint64_t small_bytes(const struct sw_trainer *t, const struct sw_train_op
            sw_round_up(o->accumulate * sizeof(double), PAGE) + PAGE;
 }
 
-static uint64_t head_grad_bytes(const struct sw_trainer *t, const struct sw_train_options *o) {
-    return sw_round_up(micro_tokens(o) * t->model.config.hidden * sizeof(float), PAGE);
-}
-
-static uint64_t stats_bytes(const struct sw_train_options *o) {
-    return sw_round_up(micro_tokens(o) * 3 * sizeof(float), PAGE);
-}
-
 static struct sw_placement_input describe(const struct sw_trainer *t,
                                           const struct sw_train_options *o) {
     const uint64_t tokens = micro_tokens(o);
@@ -63,7 +55,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
         .chunk_bytes = o->chunk_bytes,
         .activation_bytes =
             sw_round_up(tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
-        .head_bytes = head_grad_bytes(t, o) + stats_bytes(o),
+        .head_bytes = sw_head_grad_bytes(t, tokens) + sw_head_stats_bytes(tokens),
         .batch_bytes = 2 * sw_round_up(tokens * o->accumulate * sizeof(int32_t), PAGE) +
                        sw_round_up(tokens * o->accumulate, PAGE),
         .budget_bytes =
@@ -126,8 +118,8 @@ static void carve_device(struct sw_trainer *t) {
     t->norm_input = carve(t, inputs);
     t->head_input = carve(t, inputs);
     t->between = carve(t, inputs);
-    t->head_grad = carve(t, micros * head_grad_bytes(t, o));
-    t->stats = carve(t, micros * stats_bytes(o));
+    t->head_grad = carve(t, micros * sw_head_grad_bytes(t, t->micro_tokens));
+    t->stats = carve(t, micros * sw_head_stats_bytes(t->micro_tokens));
     t->head_acc = carve(t, p->head_acc_offset[p->order.parts]);
     t->grads = carve(t, p->grad_bytes[SW_TIER_DEVICE]);
     t->batch_tokens = carve(t, tokens * sizeof(int32_t));

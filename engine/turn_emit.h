@@ -34,7 +34,6 @@ struct sw_builder {
     int32_t *kept_use;     /* by group and micro-batch: open use of the ring, or NONE */
     int all_kept;          /* forward has come past the last layer */
     int64_t deferred_unit; /* whose device Adam comes after the next visit, or NONE */
-    uint32_t last_write;   /* of the nvme write lane, counted from 1: optimizer records; 0: none */
 };
 
 /* ---- one task ---- */
@@ -125,8 +124,8 @@ void sw_emit_load(struct sw_builder *b, uint32_t chunk, int32_t window, int32_t 
 /* The update of a unit whose gradient waits. window: where the new weights are needed next. */
 void sw_emit_update(struct sw_builder *b, uint32_t unit, int late, int32_t window);
 void sw_emit_scalars(struct sw_builder *b, int late);
-/* After the last write of a step's update, and after its norm found no gradient that is not finite.
- */
+/* After all writes of a step's update, each of which waited for the commit before, and after the
+ * step's norm found no gradient that is not finite. */
 void sw_emit_commit(struct sw_builder *b, int late);
 /* A unit's gradient to where it waits, or straight through its update. acc: its accumulator, or
  * NONE where it is a part of the head's. */

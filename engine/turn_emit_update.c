@@ -75,7 +75,6 @@ static void emit_write(struct sw_builder *b, uint32_t c, int late, int32_t slot)
     if (sw_turn_commits(b->p)) reads(b, SW_RES_COMMITTED, 0);
     writes(b, SW_RES_STATE, c);
     sw_emit_append(b);
-    b->last_write = b->track->base[SW_LANE_NVME_WRITE] + b->turn->lane_count[SW_LANE_NVME_WRITE];
 }
 
 /* What Adam emitted goes where the weights are kept. */
@@ -137,12 +136,9 @@ void sw_emit_scalars(struct sw_builder *b, int late) {
     sw_emit_append(b);
 }
 
-/* After the last write of a step's update, and after its norm found no gradient that is not finite.
- */
 void sw_emit_commit(struct sw_builder *b, int late) {
     if (!sw_turn_commits(b->p)) return;
     begin(b, SW_TASK_COMMIT, SW_LANE_COMMIT)->late = (uint8_t)late;
-    b->waits.count[SW_LANE_NVME_WRITE] = b->last_write;
     reads(b, SW_RES_NORMED, verdict(b, late));
     writes(b, SW_RES_COMMITTED, 0);
     sw_emit_append(b);
