@@ -68,7 +68,7 @@ static uint32_t count_parts(const struct sw_model_config *c) {
     struct sw_unit layer = {0};
     build_layer(&layer, c, 0);
     const uint64_t parts = divide_up((uint64_t)c->vocab * c->hidden, layer.params);
-    return parts < SW_MODEL_PARTS_MAX ? (uint32_t)parts : SW_MODEL_PARTS_MAX;
+    return parts < SW_PARTS_MAX ? (uint32_t)parts : SW_PARTS_MAX;
 }
 
 /* The part of a matrix [vocab][hidden] that begins at unit->first_row. */
@@ -92,7 +92,7 @@ static void build_part(struct sw_unit *unit, const struct sw_model *model, enum 
 
 static int build_units(struct sw_model *model, uint32_t parts) {
     const struct sw_model_config *c = &model->config;
-    assert(parts <= SW_MODEL_PARTS_MAX);
+    assert(parts <= SW_PARTS_MAX);
     if (parts == SW_MODEL_PARTS_BY_RULE) parts = count_parts(c);
     if (parts > c->vocab) parts = c->vocab;
     const uint64_t rows = sw_round_up(divide_up(c->vocab, parts), SW_MODEL_PART_ROWS_STEP);

@@ -9,6 +9,7 @@
 #define ENGINE_MODEL_H
 #include <stdint.h>
 #include "base/bf16.h"
+#include "offload/unit_order.h"
 
 enum sw_rope_kind { SW_ROPE_PLAIN, SW_ROPE_LINEAR, SW_ROPE_LLAMA3 };
 
@@ -63,10 +64,10 @@ struct sw_unit {
     uint64_t params; /* elements without it */
 };
 
-enum { SW_MODEL_PARTS_MAX = 64, SW_MODEL_PART_ROWS_STEP = 16 };
+enum { SW_MODEL_PART_ROWS_STEP = 16 };
 
 /* Units in order: the parts of the embedding, the layers, the norm, the parts of the head (none
- * when it is tied). The vocabulary is cut so that, up to SW_MODEL_PARTS_MAX, a part has no more
+ * when it is tied). The vocabulary is cut so that, up to SW_PARTS_MAX, a part has no more
  * elements than a layer before its rows are rounded up to a multiple of SW_MODEL_PART_ROWS_STEP;
  * the last part has the rest. The cut follows from the configuration alone, because the order of
  * the head's sums, and so the bits of a run, depend on it. */
@@ -85,15 +86,20 @@ int sw_model_open(struct sw_model *model, const char *dir);
 int sw_model_open_config(struct sw_model *model, const char *path);
 void sw_model_close(struct sw_model *model);
 
+static inline struct sw_unit_order sw_model_order(const struct sw_model *model) {
+    return (struct sw_unit_order){model->unit_count, model->parts, model->config.tied};
+}
 static inline uint32_t sw_model_first_layer(const struct sw_model *model) {
     return model->parts;
 }
 static inline uint32_t sw_model_norm_unit(const struct sw_model *model) {
-    return model->parts + model->config.layers;
+    const struct sw_unit_order order = sw_model_order(model);
+    return sw_order_norm(&order);
 }
 /* The unit with the head's matrix for a part of the vocabulary: the embedding's when tied. */
 static inline uint32_t sw_model_head_unit(const struct sw_model *model, uint32_t part) {
-    return model->config.tied ? part : sw_model_norm_unit(model) + 1 + part;
+    const struct sw_unit_order order = sw_model_order(model);
+    return sw_order_head(&order, part);
 }
 
 /* FP32 values of elements [first, first + count) of a unit; padding reads as 0. */

@@ -26,7 +26,7 @@ int sw_model_parse_config(struct sw_model_config *config, const json_t *root, co
 
 /* Opens a configuration and hands over its JSON, which the caller releases. parts: how many the
  * vocabulary is cut into, SW_MODEL_PARTS_BY_RULE (what all but tests ask for) or 1 to
- * SW_MODEL_PARTS_MAX; fewer come of it where rounding the rows up would leave a part empty. */
+ * SW_PARTS_MAX; fewer come of it where rounding the rows up would leave a part empty. */
 enum { SW_MODEL_PARTS_BY_RULE = 0 };
 int sw_model_open_json(struct sw_model *model, const char *path, uint32_t parts, json_t **root);
 

@@ -97,7 +97,7 @@ static int zero_gaps(struct sw_trainer *t, uint32_t u, float *acc, struct sw_str
 
 static int head_whole(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
                       struct sw_stream *stream) {
-    struct sw_llama_head parts[SW_MODEL_PARTS_MAX];
+    struct sw_llama_head parts[SW_PARTS_MAX];
     const uint32_t m = task->micro;
     int ret = 0;
     for (uint32_t part = 0; part < t->model.parts && ret == 0; part++) {

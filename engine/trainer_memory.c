@@ -47,7 +47,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
                                           const struct sw_train_options *o) {
     const uint64_t tokens = micro_tokens(o);
     struct sw_placement_input in = {
-        .order = {t->model.unit_count, t->model.parts, t->model.config.tied},
+        .order = sw_model_order(&t->model),
         .micro_count = o->accumulate,
         .unit_elements = t->unit_elements,
         .format = {o->master, o->moments, o->grad_dtype, o->dtype},

@@ -220,37 +220,32 @@ static void shorten(struct sw_placement *p, enum sw_ring ring, uint32_t slots) {
 /* What is given up for a budget, in this order: what costs the least time first. */
 static int give_up(struct sw_placement *p, const struct sw_placement_input *in, enum sw_tier tier,
                    int step) {
-    const int device = tier == SW_TIER_DEVICE;
-    switch (step) {
-    case 0:
-        if (device)
-            size_head(p, in, 0);
-        else
-            shorten(p, SW_RING_STATE, SW_STATE_SLOTS_MIN);
-        return 1;
-    case 1:
-        shorten(p, device ? SW_RING_WINDOW : SW_RING_GRAD_STAGE, device ? 2 : 3);
-        return 1;
-    case 2:
-        shorten(p, device ? SW_RING_ACC : SW_RING_WEIGHT_STAGE, device ? 1 : 3);
-        return 1;
-    case 3:
-        shorten(p, device ? SW_RING_ROUNDED : SW_RING_EMIT, 2);
-        return 1;
-    case 4:
-        shorten(p, device ? SW_RING_KEPT : SW_RING_KEPT_STAGE, device ? in->micro_count + 1 : 2);
-        return 1;
-    case 5:
-        shorten(p, device ? SW_RING_WINDOW : SW_RING_STATE, device ? 1 : 2);
-        return 1;
-    case 6:
-        if (device) return 0;
-        for (int r = 0; r < SW_RING_COUNT; r++)
-            if (ring_tier[r] == SW_TIER_HOST) shorten(p, (enum sw_ring)r, 1);
-        return 1;
-    default:
-        return 0;
-    }
+    enum { HEAD_WHOLE = SW_RING_COUNT, ALL };
+    const struct {
+        int what;
+        uint32_t slots;
+    } steps[2][7] = {
+        [SW_TIER_DEVICE] = {{HEAD_WHOLE, 0},
+                            {SW_RING_WINDOW, 2},
+                            {SW_RING_ACC, 1},
+                            {SW_RING_ROUNDED, 2},
+                            {SW_RING_KEPT, in->micro_count + 1},
+                            {SW_RING_WINDOW, 1}},
+        [SW_TIER_HOST] = {{SW_RING_STATE, SW_STATE_SLOTS_MIN},
+                          {SW_RING_GRAD_STAGE, 3},
+                          {SW_RING_WEIGHT_STAGE, 3},
+                          {SW_RING_EMIT, 2},
+                          {SW_RING_KEPT_STAGE, 2},
+                          {SW_RING_STATE, 2},
+                          {ALL, 1}},
+    };
+    if (step == (tier == SW_TIER_DEVICE ? 6 : 7)) return 0;
+    const int what = steps[tier][step].what;
+    if (what == HEAD_WHOLE) size_head(p, in, 0);
+    for (int r = 0; r < SW_RING_COUNT; r++)
+        if (what == r || (what == ALL && ring_tier[r] == tier))
+            shorten(p, (enum sw_ring)r, steps[tier][step].slots);
+    return 1;
 }
 
 static void fit(struct sw_placement *p, const struct sw_placement_input *in) {
@@ -288,7 +283,8 @@ static int allocate(struct sw_placement *p, const struct sw_placement_input *in)
 }
 
 int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *in) {
-    assert(in->order.parts >= 1 && in->order.parts <= 64 && in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
+    assert(in->order.parts >= 1 && in->order.parts <= SW_PARTS_MAX &&
+           in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
     assert(in->checkpoint_every >= 1 && in->micro_count >= 1);
     *p = (struct sw_placement){.order = in->order,
                                .micro_count = in->micro_count,

@@ -11,24 +11,7 @@
 #include "base/bf16.h"
 #include "cpu_adam/adam.h"
 #include "offload/tiers.h"
-
-/* The units of a model, in order: `parts` of the embedding, the layers, the norm and, when the head
- * has a matrix of its own, `parts` of the head. */
-struct sw_unit_order {
-    uint32_t unit_count, parts;
-    int tied;
-};
-
-static inline uint32_t sw_order_norm(const struct sw_unit_order *o) {
-    return o->unit_count - 1 - (o->tied ? 0 : o->parts);
-}
-static inline uint32_t sw_order_layers(const struct sw_unit_order *o) {
-    return sw_order_norm(o) - o->parts;
-}
-/* The unit that holds a part of the head's matrix. */
-static inline uint32_t sw_order_head(const struct sw_unit_order *o, uint32_t part) {
-    return o->tied ? part : sw_order_norm(o) + 1 + part;
-}
+#include "offload/unit_order.h"
 
 /* Pools whose slots are used in a circle. A use is opened by the task that fills it and closed by
  * its last reader. */
@@ -115,7 +98,8 @@ struct sw_placement {
     uint32_t ring_slots[SW_RING_COUNT];
     uint64_t ring_slot_bytes[SW_RING_COUNT];
     int head_whole; /* logits, weights and accumulators of all parts of the head at once */
-    uint64_t head_acc_offset[65]; /* by part, in the head's accumulators; the last is their size */
+    uint64_t head_acc_offset[SW_PARTS_MAX +
+                             1]; /* by part, in the head's accumulators; the last is their size */
 
     uint64_t state_bytes[SW_TIER_COUNT]; /* records per tier, one home each */
     uint64_t weight_bytes[SW_TIER_COUNT], grad_bytes[SW_TIER_COUNT], kept_bytes[SW_TIER_COUNT];

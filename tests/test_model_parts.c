@@ -94,7 +94,7 @@ static void the_vocabulary_is_cut_to_the_size_of_a_layer(void **state) {
             assert_int_equal(model.parts, cases[i].parts);
             assert_int_equal(model.units[0].tensors[0].rows, cases[i].rows);
             const uint64_t layer = model.units[sw_model_first_layer(&model)].params;
-            if (model.parts < SW_MODEL_PARTS_MAX)
+            if (model.parts < SW_PARTS_MAX)
                 assert_true(model.units[0].params < layer + SW_MODEL_PART_ROWS_STEP * 64);
             check_cut(&model);
             sw_model_close(&model);
@@ -107,7 +107,7 @@ static void every_cut_holds_every_row_once(void **state) {
     folder_make();
     for (uint32_t vocab = 1; vocab < 700; vocab += 13) {
         const char *config = make_config(vocab, vocab % 2);
-        for (uint32_t parts = 1; parts <= SW_MODEL_PARTS_MAX; parts++) {
+        for (uint32_t parts = 1; parts <= SW_PARTS_MAX; parts++) {
             struct sw_model model;
             json_t *root = NULL;
             assert_int_equal(sw_model_open_json(&model, config, parts, &root), 0);
