@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <cmocka.h>
 #include "base/block_norm.h"
 #include "base/size.h"
 #include "engine/budget.h"
 #include "engine/turn.h"
 #include "offload/placement.h"
+#include "tests/support_random.h"
 
 enum {
     PARTS_MAX = 3,
@@ -24,13 +24,6 @@ enum {
     INPUTS = 1000,
     BUDGETS = 150
 };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 static struct sw_tiers tiers_of(const char *text) {
     struct sw_tiers tiers;
@@ -564,9 +557,7 @@ static void the_commit_interval_follows_the_state(void **state) {
 }
 
 int main(void) {
-    const char *seed = getenv("TEST_SEED");
-    random_state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
-    print_message("TEST_SEED=%llu\n", (unsigned long long)random_state);
+    print_message("TEST_SEED=%llu\n", random_begin());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_prefix_is_within_an_element_of_its_share),
         cmocka_unit_test(of_equals_the_upper_tier_comes_first),

@@ -8,19 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <cmocka.h>
 #include "engine/turn_play.h"
+#include "tests/support_random.h"
 
 enum { SHAPES = 3000, TRAIN_TURNS = 5, PARTS_MAX = 3, LAYERS_MAX = 6, EVALS = 2 };
 enum { UNITS_MAX = 2 * PARTS_MAX + LAYERS_MAX + 1, TURNS_MAX = TRAIN_TURNS + 1 + EVALS };
-
-static uint64_t random_state;
-
-static uint32_t random_below(uint32_t n) {
-    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)((random_state >> 33) % n);
-}
 
 struct example {
     struct sw_placement placement;
@@ -430,9 +423,7 @@ static void the_late_units_are_chosen_well(void **state) {
 }
 
 int main(void) {
-    const char *seed = getenv("TEST_SEED");
-    random_state = seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
-    print_message("TEST_SEED=%llu\n", (unsigned long long)random_state);
+    print_message("TEST_SEED=%llu\n", random_begin());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_turns_keep_the_invariants),
         cmocka_unit_test(the_steady_turn_repeats),
