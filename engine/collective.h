@@ -1,0 +1,84 @@
+/* engine/collective.h - what ranks do together, behind one small interface.
+ *
+ * A group has `size` ranks; each holds one handle (struct sw_comm) and uses it from one thread at a
+ * time. All ranks of a group make the same calls in the same order with the same sizes; a rank that
+ * makes another call than the others is named. Data calls work on device memory and are enqueued on
+ * a stream of the caller's device: they may return before they are done (a GPU) or after (the host
+ * device). Control calls work on host memory and are done on return.
+ *
+ * Sums are formed in FP32 in rank order, beginning with rank 0's value, whatever the threads and
+ * processes: equal ranks, equal bits. Errors: 0 or -errno, reported once, by the rank that finds
+ * it, with the rank and call that it waited for; then every call of every rank of the group ends
+ * with an error, in bounded time. A rank that does not come for `timeout_s` is an error
+ * (-ETIMEDOUT). Nothing is allocated in a call.
+ */
+#ifndef ENGINE_COLLECTIVE_H
+#define ENGINE_COLLECTIVE_H
+#include <stdint.h>
+#include "base/bf16.h"
+#include "kernels/device.h"
+
+struct sw_comm; /* one rank's handle */
+
+struct sw_comm_ops {
+    const char *name; /* "self", "host", ... */
+
+    /* out [size][bytes]; `in` (bytes) may be this rank's own place in `out`. */
+    int (*all_gather)(struct sw_comm *c, struct sw_stream *s, void *out, const void *in,
+                      uint64_t bytes);
+    /* in FP32 [size][count]; out FP32 [count] = the sum over ranks of their in[rank], in rank
+     * order; it may be this rank's own place in `in`. carried SW_BF16: each contribution is rounded
+     * to BF16 (nearest even) on its way, the sum stays FP32. */
+    int (*reduce_scatter)(struct sw_comm *c, struct sw_stream *s, float *out, const float *in,
+                          enum sw_dtype carried, uint64_t count);
+    /* Control: out [size][bytes] of host memory, small (at most SW_COMM_EXCHANGE_MAX bytes a rank);
+     * `in` may be this rank's own place in `out`. bytes 0 is a barrier. */
+    int (*exchange)(struct sw_comm *c, void *out, const void *in, uint64_t bytes);
+    /* Ends every call of the group, now and later, with `error` (-errno), which the caller has
+     * reported; any thread. The first error stays. Calls that all ranks have entered may still end
+     * well, as nobody returns while others read its memory. */
+    void (*abort)(struct sw_comm *c, int error);
+    void (*close)(struct sw_comm *c); /* NULL is fine */
+};
+
+enum { SW_COMM_EXCHANGE_MAX = 1 << 16, SW_RANKS_MAX = 64 };
+
+struct sw_comm_handle {
+    struct sw_comm *comm;
+    const struct sw_comm_ops *ops;
+    uint32_t rank, size;
+};
+
+/* One rank by itself. */
+int sw_comm_open_self(struct sw_comm_handle *out);
+/* `size` ranks that are threads of this process: fills out[0..size). Each closes its own; the last
+ * one frees. */
+int sw_comm_open_host(struct sw_comm_handle *out, uint32_t size, double timeout_s);
+
+/* What a call moves over this rank's links, in bytes: the textbook's (size - 1) / size of the
+ * whole.
+ */
+static inline uint64_t sw_comm_gather_bytes(const struct sw_comm_handle *c, uint64_t bytes) {
+    return (uint64_t)(c->size - 1) * bytes;
+}
+static inline uint64_t sw_comm_scatter_bytes(const struct sw_comm_handle *c, enum sw_dtype carried,
+                                             uint64_t count) {
+    return (uint64_t)(c->size - 1) * count * sw_dtype_bytes(carried);
+}
+
+/* These are made of exchanges. They use 33 KB of stack, and ranks that call different ones, or the
+ * same with other sizes, are named as above.
+ *
+ * The sum of each value over ranks, in rank order, on all of them. Control call. */
+int sw_comm_sum(const struct sw_comm_handle *c, double *values, uint32_t count);
+
+/* Bytes of rank `root` to all. Control call; any length. */
+int sw_comm_broadcast(const struct sw_comm_handle *c, void *data, uint64_t bytes, uint32_t root);
+
+/* Whether all ranks have the same text, lines of "name=value": 0, or -EINVAL with the first line
+ * that differs named with both ranks and values (reported by rank 0; all return the error). Ranks
+ * compare hashes first; line breaks at the end say nothing. Control call; before the first data
+ * call. */
+int sw_comm_agree(const struct sw_comm_handle *c, const char *lines);
+
+#endif
