@@ -58,6 +58,32 @@ static void lower_threads(struct sw_cgroup_limits *limits, const char *max, cons
     limits->threads_left = left;
 }
 
+/* The number behind a name at the start of a line, as files of counters have them. 0 or -1. */
+static int read_counter(const char *path, const char *name, uint64_t *count) {
+    char line[128];
+    const size_t len = strlen(name);
+    FILE *f = fopen(path, "re");
+    int ret = -1;
+    if (!f) return -1;
+    while (ret < 0 && fgets(line, sizeof(line), f))
+        if (!strncmp(line, name, len) && line[len] == ' ') {
+            *count = strtoull(line + len, NULL, 10);
+            ret = 0;
+        }
+    fclose(f);
+    return ret;
+}
+
+/* A group counts its own processes and those of the groups in it. */
+static void read_oom_kills(const char *folder, struct sw_cgroup_limits *limits) {
+    static const char *const files[] = {"memory.events", "memory.oom_control"};
+    char path[PATH_BYTES + 64];
+    for (int i = 0; i < 2 && limits->oom_kills == UINT64_MAX; i++) {
+        const int n = snprintf(path, sizeof(path), "%s/%s", folder, files[i]);
+        if (n < (int)sizeof(path)) read_counter(path, "oom_kill", &limits->oom_kills);
+    }
+}
+
 /* The limits set in one folder, whichever version's files lie there. */
 static void read_folder(const char *folder, struct sw_cgroup_limits *limits) {
     char line[128], period_line[128], current[128];
@@ -73,6 +99,7 @@ static void read_folder(const char *folder, struct sw_cgroup_limits *limits) {
     if (!read_in(folder, "pids.max", line, sizeof(line)) &&
         !read_in(folder, "pids.current", current, sizeof(current)))
         lower_threads(limits, line, current);
+    read_oom_kills(folder, limits);
 }
 
 /* Reads mount + group and every folder above it up to the mount. Inside a container the path may be
@@ -99,7 +126,7 @@ static int has_controller(const char *list, const char *name) {
 
 void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits) {
     assert(root && limits);
-    *limits = (struct sw_cgroup_limits){0, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    *limits = (struct sw_cgroup_limits){0, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
     static const char *const controllers[] = {"cpu", "memory", "pids"};
     char path[PATH_BYTES], line[PATH_BYTES], mount[PATH_BYTES + 300];
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
@@ -235,6 +262,14 @@ int sw_topology_read(struct sw_topology *t) {
     t->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
     if (limits.memory_bytes < t->memory_bytes) t->memory_bytes = limits.memory_bytes;
     return 0;
+}
+
+uint64_t sw_topology_oom_kills(void) {
+    struct sw_cgroup_limits limits;
+    uint64_t count = 0;
+    sw_cgroup_read("", &limits);
+    if (limits.oom_kills != UINT64_MAX) return limits.oom_kills;
+    return read_counter("/proc/vmstat", "oom_kill", &count) == 0 ? count : 0;
 }
 
 static int least(int a, int b) {

@@ -20,6 +20,10 @@ struct sw_topology {
 /* 0 or -errno, reported. Read once; cheap. */
 int sw_topology_read(struct sw_topology *topology);
 
+/* How many processes of this one's control group the kernel has killed for lack of memory so far;
+ * where no group counts them, of the machine. 0 where nothing does. */
+uint64_t sw_topology_oom_kills(void);
+
 /* min(mask, quota): the default size of a thread team that computes. */
 int sw_topology_threads(const struct sw_topology *topology);
 

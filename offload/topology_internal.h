@@ -9,6 +9,8 @@ struct sw_cgroup_limits {
     uint64_t memory_bytes; /* UINT64_MAX: no limit */
     uint64_t threads_max;  /* pids.max of the group with the fewest left; UINT64_MAX: no limit */
     uint64_t threads_left; /* how many that group may still start */
+    uint64_t oom_kills;    /* processes killed for memory, as the nearest group that counts them
+                              says; UINT64_MAX: no group does */
 };
 
 /* Reads ROOT/proc/self/cgroup and the controller files under ROOT/sys/fs/cgroup, version 1 and 2:

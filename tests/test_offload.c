@@ -201,6 +201,23 @@ static void a_limit_of_processes_counts_where_the_fewest_are_left(void **state) 
     assert_true(limits_now().threads_left == 4 && limits_now().threads_max == 64);
 }
 
+static void kills_for_memory_are_counted_by_the_nearest_group(void **state) {
+    (void)state;
+    clear_root();
+    put("proc/self/cgroup", "0::/a/b\n");
+    assert_true(limits_now().oom_kills == UINT64_MAX);
+    put("sys/fs/cgroup/a/memory.events", "low 0\noom 9\noom_kill 7\noom_group_kill 1\n");
+    assert_true(limits_now().oom_kills == 7);
+    put("sys/fs/cgroup/a/b/memory.events", "oom_kill 3\n");
+    assert_true(limits_now().oom_kills == 3);
+    clear_root();
+    put("proc/self/cgroup", "5:memory:/job\n0::/\n");
+    put("sys/fs/cgroup/memory/job/memory.oom_control",
+        "oom_kill_disable 0\nunder_oom 0\noom_kill 12\n");
+    put("sys/fs/cgroup/memory/memory.oom_control", "oom_kill 40\n");
+    assert_true(limits_now().oom_kills == 12);
+}
+
 static void a_fractional_quota_counts_in_nested_groups_of_both_versions(void **state) {
     (void)state;
     clear_root();
@@ -285,6 +302,7 @@ int main(void) {
         cmocka_unit_test(version_2_takes_the_tightest_limit_on_the_way_up),
         cmocka_unit_test(version_1_is_read_with_joined_and_single_controllers),
         cmocka_unit_test(a_limit_of_processes_counts_where_the_fewest_are_left),
+        cmocka_unit_test(kills_for_memory_are_counted_by_the_nearest_group),
         cmocka_unit_test(a_fractional_quota_counts_in_nested_groups_of_both_versions),
         cmocka_unit_test(a_path_of_the_host_falls_back_to_the_mount),
         cmocka_unit_test(a_quota_grants_whole_cores),

@@ -9,10 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/alloc_guard.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/trainer.h"
 #include "tools/command_line.h"
+#include "tools/kill_watch.h"
 #include "tools/progress.h"
 #include "tools/run_log.h"
 
@@ -28,7 +30,10 @@ static void on_signal(int number) {
         "\nspillway: finishing the step, then saving; once more to leave at "
         "once, without saving\n";
     int none = 0;
-    if (!atomic_compare_exchange_strong(&stop_signal, &none, number)) _exit(128 + number);
+    if (!atomic_compare_exchange_strong(&stop_signal, &none, number)) {
+        sw_kill_watch_end();
+        _exit(128 + number);
+    }
     const ssize_t ignored = write(STDERR_FILENO, first, sizeof(first) - 1);
     (void)ignored;
 }
@@ -38,6 +43,7 @@ static void on_bus_error(int number) {
     const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
     (void)ignored;
     (void)number;
+    sw_kill_watch_end();
     _exit(SW_EXIT_FAILED);
 }
 
@@ -84,9 +90,9 @@ static void on_step(void *ctx, const struct sw_step_report *report) {
     sw_progress_step(&run->progress, report);
 }
 
-static void on_eval_progress(void *ctx, uint64_t rows, uint64_t rows_total) {
+static void on_progress(void *ctx, enum sw_beside_steps work, uint64_t done, uint64_t total) {
     struct run *run = ctx;
-    sw_progress_eval(&run->progress, rows, rows_total);
+    sw_progress_beside(&run->progress, work, done, total);
 }
 
 static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
@@ -156,15 +162,23 @@ static void print_start(const struct run *run) {
     fflush(stdout);
 }
 
+static void print_loaded(const struct run *run, uint64_t began_ns) {
+    char size[32];
+    printf("loaded %s of weights and state in %.2f s\n",
+           sw_size_print(sw_trainer_loaded_bytes(run->trainer), size, sizeof(size)),
+           (double)(sw_now_ns() - began_ns) * 1e-9);
+}
+
 static void log_start(struct run *run) {
     if (!run->log) return;
     sw_run_log_object(run->log,
-                      json_pack("{s:s, s:s, s:o, s:s, s:I, s:I}", "event", "start", "version",
+                      json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I}", "event", "start", "version",
                                 SW_VERSION, "options",
                                 sw_options_json(&run->parsed, sw_trainer_options(run->trainer)),
                                 "numerics_key", sw_trainer_numerics_key(run->trainer), "parameters",
                                 (json_int_t)sw_trainer_params(run->trainer), "tokens_per_step",
-                                (json_int_t)sw_trainer_tokens_per_step(run->trainer)));
+                                (json_int_t)sw_trainer_tokens_per_step(run->trainer),
+                                "loaded_bytes", (json_int_t)sw_trainer_loaded_bytes(run->trainer)));
 }
 
 /* ---- the end ---- */
@@ -251,10 +265,16 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
 }
 
 static int train(struct run *run) {
+    const uint64_t began_ns = sw_now_ns();
     int ret = sw_trainer_start(run->trainer);
-    const uint64_t start = ret == 0 ? sw_trainer_start_step(run->trainer) : 0;
+    sw_progress_clear(&run->progress);
+    if (ret == 1)
+        printf("stopped while loading; %s\n",
+               run->options.resume ? "what is committed is as it was" : "nothing was saved");
     if (ret == 0) ret = sw_run_log_open(&run->log, run->options.log, run->options.resume);
-    if (ret < 0) return ret;
+    if (ret != 0) return ret;
+    const uint64_t start = sw_trainer_start_step(run->trainer);
+    print_loaded(run, began_ns);
     log_start(run);
     if (start > 0) {
         printf("resumed: going on after step %llu\n", (unsigned long long)start);
@@ -278,7 +298,9 @@ int sw_cmd_train(int argc, char **argv) {
         sw_parsed_close(&run.parsed);
         return ret == 1 ? SW_EXIT_OK : SW_EXIT_USAGE;
     }
+    sw_kill_watch_begin();
     if (sw_alloc_guard_open() < 0) {
+        sw_kill_watch_end();
         sw_parsed_close(&run.parsed);
         return SW_EXIT_FAILED;
     }
@@ -288,7 +310,7 @@ int sw_cmd_train(int argc, char **argv) {
                                            .on_step = on_step,
                                            .on_refused = on_refused,
                                            .on_eval = on_eval,
-                                           .on_eval_progress = on_eval_progress,
+                                           .on_progress = on_progress,
                                            .on_saved = on_saved,
                                            .stop = &stop_signal};
     ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
@@ -302,6 +324,7 @@ int sw_cmd_train(int argc, char **argv) {
     }
     sw_trainer_close(run.trainer);
     sw_parsed_close(&run.parsed);
+    sw_kill_watch_end();
     if (ret < 0) return SW_EXIT_FAILED;
     return ret == 1 ? 128 + atomic_load(&stop_signal) : SW_EXIT_OK;
 }
