@@ -201,6 +201,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) sw_trainer_drop_commit(t);
     if (ret == 0) sw_trainer_drop_scratch(t);
     if (ret == 0) ret = sw_trainer_load(t);
+    if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) announce_team(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
     if (ret == 0) sw_trace_machine(t->trace, &t->options);
@@ -259,6 +260,10 @@ int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step) {
     *step = t->committed_step;
     return t->committed_step != SW_NO_COMMIT;
 }
+uint64_t sw_trainer_loaded_bytes(const struct sw_trainer *t) {
+    return t->loaded_bytes;
+}
+
 uint64_t sw_trainer_params(const struct sw_trainer *t) {
     return t->model.params;
 }

@@ -56,15 +56,18 @@ struct sw_refusal {
     int remedy_count;
 };
 
+enum sw_beside_steps { SW_LOADING, SW_EVALUATING, SW_SAVING };
+
 struct sw_trainer_hooks {
     void *ctx;
     void (*on_step)(void *ctx, const struct sw_step_report *report);
     void (*on_eval)(void *ctx, uint64_t step, double loss, uint64_t tokens);
-    void (*on_eval_progress)(void *ctx, uint64_t rows, uint64_t rows_total);
+    /* What takes long beside the steps, piece by piece: rows of an evaluation, else bytes. */
+    void (*on_progress)(void *ctx, enum sw_beside_steps work, uint64_t done, uint64_t total);
     void (*on_saved)(void *ctx, uint64_t step, const char *dir);
     /* After the error that says so, from sw_trainer_open(). NULL: not told. */
     void (*on_refused)(void *ctx, const struct sw_refusal *refusal);
-    const atomic_int *stop; /* non-zero: finish the step at hand and save */
+    const atomic_int *stop; /* non-zero: finish the step at hand and save, or stop loading */
 };
 
 struct sw_trainer;
@@ -85,7 +88,13 @@ int sw_trainer_done_before(const struct sw_trainer *t);
 /* Then removes the store that such a run left when it was killed while it cleaned up. */
 void sw_trainer_forget_store(const struct sw_trainer *t);
 
+/* Takes the output folder, allocates and loads. 1: hooks->stop was set meanwhile; only a close may
+ * follow. */
 int sw_trainer_start(struct sw_trainer *t);
+
+/* Bytes of working weights and optimizer records that start has put into their tiers, from the
+ * model's files or a commit. A unit or a piece of one at a time: nothing was held twice. */
+uint64_t sw_trainer_loaded_bytes(const struct sw_trainer *t);
 
 /* Steps done before this process, by the commit that --resume found; 0 without one. After start. */
 uint64_t sw_trainer_start_step(const struct sw_trainer *t);

@@ -136,6 +136,8 @@ struct sw_trainer {
     struct sw_device_adam_step host_step; /* staging of the device's scalars */
     struct chunk_state *chunks;
     char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
+    uint64_t loaded_bytes;  /* of weights and records, into their tiers */
+    uint64_t saved_bytes;   /* of the save under way */
     uint32_t fetched_chunk; /* whose weights are in it, from NVMe; UINT32_MAX: none */
 
     struct sw_nvme_store *store;
@@ -176,6 +178,15 @@ struct sw_trainer {
 
 static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step) {
     return &t->records[step % STEP_RECORDS];
+}
+
+static inline int sw_stop_asked(const struct sw_trainer *t) {
+    return t->hooks.stop && atomic_load(t->hooks.stop);
+}
+
+static inline void sw_trainer_progress(const struct sw_trainer *t, enum sw_beside_steps work,
+                                       uint64_t done, uint64_t total) {
+    if (t->hooks.on_progress) t->hooks.on_progress(t->hooks.ctx, work, done, total);
 }
 
 /* ---- where a task's things are ---- */
@@ -251,7 +262,8 @@ void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
 /* Bytes of a chunk's weights. */
 uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
 
-/* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. */
+/* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. 1: a
+ * stop was asked for meanwhile. */
 int sw_trainer_load(struct sw_trainer *t);
 /* A virgin chunk's record: the model's weights as masters, moments of zero, the rest zero. */
 void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record);
@@ -290,11 +302,17 @@ int sw_trainer_pick_late(struct sw_trainer *t);
 /* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task);
 
-/* trainer_store.c: the order of a start is find, check, open, restore. */
+/* trainer_store.c: the order of a start is find, check, open, restore chunks, go on. */
 int sw_trainer_find_commit(struct sw_trainer *t);
 int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
-int sw_trainer_restore(struct sw_trainer *t);
+/* Whether the commit that this run goes on from has a record of chunk c. */
+int sw_trainer_is_committed(const struct sw_trainer *t, uint32_t c);
+/* Puts it into its tier and its masters, rounded, where the weights are kept; record: a slot's
+ * bytes of scratch. */
+int sw_trainer_restore_chunk(struct sw_trainer *t, uint32_t c, void *record);
+/* From now on the run stands where the commit does. */
+void sw_trainer_go_on(struct sw_trainer *t);
 void sw_trainer_close_store(struct sw_trainer *t);
 /* With --restart, where this run makes no commits: the one that it finds must not outlive it. */
 void sw_trainer_drop_commit(const struct sw_trainer *t);

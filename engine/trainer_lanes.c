@@ -46,8 +46,7 @@ static int fill(struct sw_trainer *t, struct sw_run *run) {
 static int batch(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
                  struct sw_stream *stream) {
     const struct sw_device_ops *ops = t->device.ops;
-    if (task->micro == 0 && t->hooks.stop && atomic_load(t->hooks.stop))
-        atomic_store(&run->cancelled, 1);
+    if (task->micro == 0 && sw_stop_asked(t)) atomic_store(&run->cancelled, 1);
     if (atomic_load(&run->cancelled)) return 0;
     const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
     int ret =

@@ -119,46 +119,55 @@ static int zero_slots(struct sw_trainer *t) {
     return t->device.ops->zero(t->stream, t->head_acc, p->head_acc_offset[p->order.parts]);
 }
 
-static int load_weights(struct sw_trainer *t) {
+static int load_weights(struct sw_trainer *t, uint32_t c) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
     float values[4 * SW_ADAM_BLOCK];
-    int ret = 0;
-    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        const struct sw_chunk *chunk = &t->placement.chunks[c];
-        for (uint64_t first = 0; first < chunk->count; first += 4 * SW_ADAM_BLOCK) {
-            const uint64_t left = chunk->count - first;
-            const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
-            sw_model_read(&t->model, chunk->unit, chunk->first + first, count, values);
-            round_weights(t, values, first, count, t->weight_buffer);
-        }
-        ret = sw_trainer_put_weights(t, c);
+    for (uint64_t first = 0; first < chunk->count; first += 4 * SW_ADAM_BLOCK) {
+        const uint64_t left = chunk->count - first;
+        const uint64_t count = left < 4 * SW_ADAM_BLOCK ? left : 4 * SW_ADAM_BLOCK;
+        sw_model_read(&t->model, chunk->unit, chunk->first + first, count, values);
+        round_weights(t, values, first, count, t->weight_buffer);
     }
-    return ret;
+    return sw_trainer_put_weights(t, c);
 }
 
-/* Records of the host tier are filled in place, those of the device through a buffer. */
-static int load_records(struct sw_trainer *t) {
-    char *staging = NULL;
-    int ret = 0;
-    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        const struct sw_chunk *chunk = &t->placement.chunks[c];
-        if (chunk->tier == SW_TIER_HOST)
-            sw_trainer_start_chunk(t, c, t->host_state + chunk->record_offset);
-        if (chunk->tier != SW_TIER_DEVICE) continue;
-        if (!staging) staging = malloc(t->placement.ring_slot_bytes[SW_RING_STATE]);
-        if (!staging) return -ENOMEM;
-        sw_trainer_start_chunk(t, c, staging);
-        ret = t->device.ops->copy_h2d(t->stream, t->device_state + chunk->record_offset, staging,
-                                      chunk->record_bytes);
-        if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
-    }
-    free(staging);
-    return ret;
+/* A record of the host tier is filled in place, one of the device through the buffer. */
+static int load_record(struct sw_trainer *t, uint32_t c, void *buffer) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    if (chunk->tier == SW_TIER_HOST)
+        sw_trainer_start_chunk(t, c, t->host_state + chunk->record_offset);
+    if (chunk->tier != SW_TIER_DEVICE) return 0;
+    sw_trainer_start_chunk(t, c, buffer);
+    const int ret = t->device.ops->copy_h2d(t->stream, t->device_state + chunk->record_offset,
+                                            buffer, chunk->record_bytes);
+    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+}
+
+/* What a chunk puts into tiers at load; an NVMe record is written by its first update. */
+static uint64_t load_bytes(const struct sw_trainer *t, uint32_t c) {
+    const struct sw_chunk *chunk = &t->placement.chunks[c];
+    return sw_trainer_weight_bytes(t, c) + (chunk->tier == SW_TIER_NVME ? 0 : chunk->record_bytes);
 }
 
 int sw_trainer_load(struct sw_trainer *t) {
+    const uint32_t chunks = t->placement.chunk_count;
+    uint64_t total = 0;
     int ret = zero_slots(t);
-    if (ret == 0) ret = load_weights(t);
-    if (ret == 0) ret = load_records(t);
-    if (ret == 0) ret = sw_trainer_restore(t);
-    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+    void *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.ring_slot_bytes[SW_RING_STATE]);
+    if (!record && ret == 0) ret = -ENOMEM;
+    for (uint32_t c = 0; c < chunks; c++) total += load_bytes(t, c);
+    for (uint32_t c = 0; c < chunks && ret == 0; c++) {
+        if (sw_trainer_is_committed(t, c)) {
+            ret = sw_trainer_restore_chunk(t, c, record);
+        } else {
+            ret = load_weights(t, c);
+            if (ret == 0) ret = load_record(t, c, record);
+        }
+        t->loaded_bytes += load_bytes(t, c);
+        sw_trainer_progress(t, SW_LOADING, t->loaded_bytes, total);
+        if (ret == 0 && sw_stop_asked(t)) ret = 1;
+    }
+    free(record);
+    if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
+    return ret;
 }

@@ -15,10 +15,6 @@
 
 enum { FETCH_PIECE = 1 << 18 };
 
-static int stop_asked(const struct sw_trainer *t) {
-    return t->hooks.stop && atomic_load(t->hooks.stop);
-}
-
 /* ---- reports ---- */
 
 static void begin_record(struct sw_trainer *t, uint64_t step, const struct sw_turn *turn) {
@@ -106,7 +102,7 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     t->fetched_chunk = UINT32_MAX; /* its weights change now */
     t->last_end_ns = sw_now_ns();
     trace_memory(t, t->last_end_ns);
-    for (; ret == 0 && end <= to && !stop_asked(t); end++) ret = push_step(t, from, end, &last);
+    for (; ret == 0 && end <= to && !sw_stop_asked(t); end++) ret = push_step(t, from, end, &last);
     if (ret == 0 && last && t->late_tasks)
         ret = push(t, end == from + 1 ? &t->drain_first : &t->drain, end, last, end);
     while (ret == 0 && sw_executor_active(t->executor) > 0) {
@@ -132,12 +128,11 @@ static int evaluate(struct sw_trainer *t, uint64_t step) {
             if (ret == -EAGAIN) ret = sw_executor_wait(t->executor);
             if (ret < 0) return ret;
         }
-        if (t->hooks.on_eval_progress)
-            t->hooks.on_eval_progress(t->hooks.ctx, i * t->step_rows, t->val.rows);
-        if (stop_asked(t)) break;
+        sw_trainer_progress(t, SW_EVALUATING, i * t->step_rows, t->val.rows);
+        if (sw_stop_asked(t)) break;
     }
     const int ret = sw_executor_idle(t->executor);
-    if (ret == 0 && !stop_asked(t) && t->hooks.on_eval)
+    if (ret == 0 && !sw_stop_asked(t) && t->hooks.on_eval)
         t->hooks.on_eval(t->hooks.ctx, step, t->eval.loss_sum / (double)t->eval.tokens,
                          t->eval.tokens);
     return ret;
@@ -145,8 +140,18 @@ static int evaluate(struct sw_trainer *t, uint64_t step) {
 
 /* ---- saving ---- */
 
+static int fetch_and_tell(void *ctx, uint32_t unit, uint64_t first, uint64_t count,
+                          enum sw_dtype dtype, void *out) {
+    struct sw_trainer *t = ctx;
+    const uint64_t element = sw_dtype_bytes(dtype);
+    t->saved_bytes += count * element;
+    sw_trainer_progress(t, SW_SAVING, t->saved_bytes, t->model.params * element);
+    return sw_trainer_fetch(t, unit, first, count, dtype, out);
+}
+
 static int save_step(struct sw_trainer *t, uint64_t step, const char *dir) {
-    const int ret = sw_output_save(&t->model, dir, t->options.dtype, sw_trainer_fetch, t);
+    t->saved_bytes = 0;
+    const int ret = sw_output_save(&t->model, dir, t->options.dtype, fetch_and_tell, t);
     if (ret == 0 && t->hooks.on_saved) t->hooks.on_saved(t->hooks.ctx, step, dir);
     return ret;
 }
@@ -168,7 +173,8 @@ static int save_stopped(struct sw_trainer *t, uint64_t step) {
 
 static int save_final(struct sw_trainer *t) {
     if (t->options.sim.flops) return 0; /* nothing was trained */
-    const int ret = sw_model_save(&t->model, t->options.out, t->options.dtype, sw_trainer_fetch, t);
+    t->saved_bytes = 0;
+    const int ret = sw_model_save(&t->model, t->options.out, t->options.dtype, fetch_and_tell, t);
     if (ret == 0 && t->hooks.on_saved)
         t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);
     return ret;
@@ -192,13 +198,13 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
     const struct sw_train_options *o = &t->options;
     uint64_t step = t->start_step;
     int ret = t->val_open && step == 0 ? evaluate(t, 0) : 0;
-    while (ret == 0 && step < o->steps && !stop_asked(t)) {
+    while (ret == 0 && step < o->steps && !sw_stop_asked(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
         if (ret == 0 && step > t->start_step &&
-            (stop_asked(t) || (o->keep_store && step == o->steps) ||
+            (sw_stop_asked(t) || (o->keep_store && step == o->steps) ||
              (o->commit_every && step % (uint64_t)o->commit_every == 0)))
             ret = sw_trainer_commit_idle(t, step);
-        if (ret < 0 || stop_asked(t)) break;
+        if (ret < 0 || sw_stop_asked(t)) break;
         if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))
             ret = evaluate(t, step);
         if (ret == 0 && o->save_every && step % o->save_every == 0 && step < o->steps)

@@ -335,8 +335,7 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
     return 0;
 }
 
-/* Puts a committed record into its tier and its masters, rounded, where the weights are kept. */
-static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
+int sw_trainer_restore_chunk(struct sw_trainer *t, uint32_t c, void *record) {
     const struct sw_chunk *placed = &t->placement.chunks[c];
     uint32_t checksum;
     int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
@@ -360,16 +359,13 @@ static int restore_chunk(struct sw_trainer *t, uint32_t c, char *record) {
     return sw_trainer_put_weights(t, c);
 }
 
-int sw_trainer_restore(struct sw_trainer *t) {
-    if (!t->resuming) return 0;
-    char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, t->placement.ring_slot_bytes[SW_RING_STATE]);
-    int ret = record ? 0 : -ENOMEM;
-    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++)
-        if (t->resumed.entries[c].home != SW_HOME_VIRGIN) ret = restore_chunk(t, c, record);
-    free(record);
-    if (ret < 0) return ret;
+int sw_trainer_is_committed(const struct sw_trainer *t, uint32_t c) {
+    return t->resuming && t->resumed.entries[c].home != SW_HOME_VIRGIN;
+}
+
+void sw_trainer_go_on(struct sw_trainer *t) {
+    if (!t->resuming) return;
     t->updates = t->resumed.updates;
     t->skips_in_a_row = (uint32_t)t->resumed.skips_in_a_row;
     t->start_step = t->reported = t->committed_step = t->resumed.step;
-    return 0;
 }

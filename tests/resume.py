@@ -3,12 +3,14 @@ the bits of a run that nobody disturbed.
 
 time limit: 300 s
 """
+import contextlib
 import json
 import os
 import random
 import re
 import shutil
 import signal
+import subprocess
 import time
 
 import support as t
@@ -157,6 +159,69 @@ def interrupted_runs_say_where_and_go_on():
         step = int(re.search(r"stopped after step (\d+);.*--resume goes on", stopped.stdout)[1])
         last = finish_and_compare(f"{tmp}/out", NVME, want)
         t.equal(resumed_from(last), step, "step", last)
+
+
+def stop_before_load(*args):
+    """Holds a run back where it prints its table, before it loads anything, asks it to stop, and
+    lets it go on: (exit status, standard output)."""
+    reader, writer = os.pipe()
+    filled = 0
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(writer, b"." * 4096)
+    os.set_blocking(writer, True)
+    child = subprocess.Popen([t.SPILLWAY, *map(str, args)], cwd=t.ROOT, stdout=writer,
+                             stderr=subprocess.DEVNULL)
+    os.close(writer)
+    while True:  # until it catches the signal
+        with open(f"/proc/{child.pid}/status", encoding="ascii") as file:
+            caught = int(re.search(r"^SigCgt:\s+(\w+)$", file.read(), re.M)[1], 16)
+        if caught >> (signal.SIGINT - 1) & 1:
+            break
+        t.check(child.poll() is None, "the run has ended already")
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    with os.fdopen(reader, "rb") as file:
+        text = file.read()[filled:].decode()
+    return child.wait(), text
+
+
+@t.test
+def stopped_while_loading_a_run_leaves_what_was_there():
+    with t.folder() as tmp:
+        want = undisturbed(tmp, NVME)
+        out = f"{tmp}/out"
+        status, text = stop_before_load(*arguments(out, *NVME))
+        t.equal(status, 130, "exit status of a new run")
+        t.contains(text, "stopped while loading; nothing was saved", "a new run")
+        t.check(not os.path.exists(out), "a new run's folder")
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+        status, text = stop_before_load(*arguments(out, *NVME, "--resume"))
+        t.equal(status, 130, "exit status of a resume")
+        t.contains(text, "stopped while loading; what is committed is as it was", "a resume")
+        t.check("loaded" not in text, "a resume has loaded all")
+        t.equal(resumed_from(finish_and_compare(out, NVME, want)), 3, "step")
+
+
+@t.test
+def what_is_loaded_is_told():
+    """The working weights, and the records of device and host; new or resumed."""
+    with t.folder() as tmp:
+        for mode, kept in ((NVME, 0), (["--optimizer", "host", "--commit-every", 2], 1)):
+            out = f"{tmp}/{kept}"
+            first = run(out, *mode, rc=-signal.SIGKILL,
+                        env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+            last = run(out, *mode, "--resume", "--log", f"{tmp}/{kept}.log")
+            params = int(re.search(r"^(\d+) parameters", first.stdout, re.M)[1])
+            told = t.read_log(f"{tmp}/{kept}.log")[1][0]["loaded_bytes"]
+            each = 2 + 12 * kept
+            # Tensors begin at multiples of 128 elements, records take whole blocks of 4 KiB.
+            more = 47 * 127 * each + kept * 4096 * 64
+            t.check(0 <= told - params * each <= more, f"{told} bytes", last)
+            for text in (first.stdout, last.stdout):
+                t.check(re.search(r"^loaded \S+ [kM]B of weights and state in", text, re.M), "line")
 
 
 @t.test

@@ -15,6 +15,7 @@ static const double live_s = 0.1, plain_s = 3.0;
 void sw_progress_begin(struct sw_progress *p) {
     memset(p, 0, sizeof(*p));
     p->live = isatty(STDOUT_FILENO);
+    p->last_print_ns = sw_now_ns();
 }
 
 void sw_progress_clear(struct sw_progress *p) {
@@ -26,7 +27,7 @@ void sw_progress_clear(struct sw_progress *p) {
 static int is_due(struct sw_progress *p, int force) {
     const uint64_t now = sw_now_ns();
     const double since = (double)(now - p->last_print_ns) * 1e-9;
-    if (!force && p->last_print_ns && since < (p->live ? live_s : plain_s)) return 0;
+    if (!force && since < (p->live ? live_s : plain_s)) return 0;
     p->last_print_ns = now;
     return 1;
 }
@@ -73,10 +74,15 @@ void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
     show(p, line);
 }
 
-void sw_progress_eval(struct sw_progress *p, uint64_t rows, uint64_t rows_total) {
+void sw_progress_beside(struct sw_progress *p, enum sw_beside_steps work, uint64_t done,
+                        uint64_t total) {
     if (!is_due(p, 0)) return;
-    char line[LINE_MAX_CHARS];
-    snprintf(line, sizeof(line), "validation: row %llu of %llu", (unsigned long long)rows,
-             (unsigned long long)rows_total);
+    char line[LINE_MAX_CHARS], part[32], all[32];
+    if (work == SW_EVALUATING)
+        snprintf(line, sizeof(line), "validation: row %llu of %llu", (unsigned long long)done,
+                 (unsigned long long)total);
+    else
+        snprintf(line, sizeof(line), "%s: %s of %s", work == SW_LOADING ? "loading" : "saving",
+                 sw_size_print(done, part, sizeof(part)), sw_size_print(total, all, sizeof(all)));
     show(p, line);
 }

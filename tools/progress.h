@@ -12,7 +12,9 @@ struct sw_progress {
 
 void sw_progress_begin(struct sw_progress *p);
 void sw_progress_step(struct sw_progress *p, const struct sw_step_report *report);
-void sw_progress_eval(struct sw_progress *p, uint64_t rows, uint64_t rows_total);
+/* What takes long beside the steps: nothing is seen of what does not. */
+void sw_progress_beside(struct sw_progress *p, enum sw_beside_steps work, uint64_t done,
+                        uint64_t total);
 /* Ends a live line, so that something else can be printed. */
 void sw_progress_clear(struct sw_progress *p);
 

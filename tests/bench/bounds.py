@@ -2,7 +2,7 @@
 """Step times of machines that are bound by one resource, against the bound that follows from the
 set rates and the program's byte counts, on a random model of 206 million parameters.
 
-    tests/bench/bounds.py [--rounds 3] [--steps 10] [--scale 1] [--only NAME]
+    tests/bench/bounds.py [--rounds 3] [--steps 10] [--scale 1] [--only NAME] [--nvme DIR]
 
 Each set-up holds all lanes to rates (docs/step-clock.md) of which one is the tightest. A step's
 gradients exist from the loss on, and forward needs the updated weights, so of a step
@@ -15,7 +15,8 @@ gradients exist from the loss on, and forward needs the updated weights, so of a
 is the least. Bytes are counted from the sizes that the run prints, not from a trace. The first four
 steps are left out (a virgin chunk is not read, and file systems journal what reserved space
 becomes) and the last, whose update has no forward beside it; of the others the mean counts. The
-commit of each step is part of it. --scale multiplies all rates.
+commit of each step is part of it. --scale multiplies all rates. --nvme says where the store lies: in
+memory (/dev/shm) no drive falls below its set rate.
 Prints a JSON object; ratio is the median over rounds of (mean step / bound).
 """
 import argparse
@@ -54,12 +55,12 @@ def flops(config, params):
     return forward, 3 * forward + 3 * 2 * head * SEQ_LEN
 
 
-def run(tmp, model, name, mode, rates, scale, steps):
+def run(tmp, model, name, mode, rates, scale, steps, nvme):
     log = f"{tmp}/{name}.jsonl"
     out = f"{tmp}/{name}"
-    done = t.train(out, "--optimizer", "nvme", "--overlap", mode, "--clip",
-                   1 if mode == "forward" else 0, "--steps", steps, "--seq-len", SEQ_LEN, "--log",
-                   log, "--sim-pcie", int(rates["pcie"] * scale),
+    done = t.train(out, "--optimizer", "nvme", *(("--nvme", nvme) if nvme else ()), "--overlap",
+                   mode, "--clip", 1 if mode == "forward" else 0, "--steps", steps, "--seq-len",
+                   SEQ_LEN, "--log", log, "--sim-pcie", int(rates["pcie"] * scale),
                    "--sim-nvme", int(rates["nvme"] * scale),
                    "--sim-adam", int(rates["adam"] * scale),
                    "--sim-flops", int(rates["flops"] * scale), model=model, timeout_s=1800)
@@ -89,6 +90,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--scale", type=float, default=1)
     parser.add_argument("--only", choices=SETUPS)
+    parser.add_argument("--nvme")
     args = parser.parse_args()
     os.chdir(t.ROOT)
     with open("tests/bench/model200m.json", encoding="utf-8") as file:
@@ -104,7 +106,7 @@ def main():
                     continue
                 for mode in ("backward", "forward"):
                     step_s, done = run(tmp, model, f"{name}-{mode}-{i}", mode, rates, args.scale,
-                                       args.steps)
+                                       args.steps, args.nvme)
                     params = int(re.search(r"^(\d+) parameters", done.stdout, re.M).group(1))
                     both = bounds(config, params, rates, args.scale, done)
                     bound = both[mode == "forward"]
