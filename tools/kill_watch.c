@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -17,6 +18,7 @@
 #include "offload/topology.h"
 
 static int pipe_end = -1; /* the run's; closed by the kernel whichever way the run ends */
+static pid_t watcher;
 
 static void tell(pid_t run) {
     char size[32];
@@ -59,10 +61,13 @@ void sw_kill_watch_begin(void) {
         close(fds[1]);
     else
         pipe_end = fds[1];
+    watcher = child;
 }
 
 void sw_kill_watch_end(void) {
     static const char word = 1;
-    const ssize_t ignored = pipe_end >= 0 ? write(pipe_end, &word, 1) : 0;
-    (void)ignored;
+    if (pipe_end < 0) return;
+    /* It leaves no process behind: a limit of them may be all that the user has. */
+    if (write(pipe_end, &word, 1) == 1) waitpid(watcher, NULL, 0);
+    pipe_end = -1;
 }

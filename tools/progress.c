@@ -54,12 +54,13 @@ static void print_left(double seconds, char *out, size_t out_size) {
 }
 
 void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
+    const int first = p->step_s_mean == 0;
     p->step_s_mean = p->step_s_mean > 0 ? 0.9 * p->step_s_mean + 0.1 * r->step_s : r->step_s;
     if (r->skipped) {
         sw_progress_clear(p);
         printf("step %llu skipped: %s\n", (unsigned long long)r->step, r->why_skipped);
     }
-    if (!is_due(p, r->step == 1 || r->step == r->steps)) return;
+    if (!is_due(p, first || r->step == r->steps)) return;
     char left[32], memory[SW_TIER_COUNT][24], line[LINE_MAX_CHARS];
     print_left(p->step_s_mean * (double)(r->steps - r->step), left, sizeof(left));
     for (int m = 0; m < SW_TIER_COUNT; m++)

@@ -10,7 +10,7 @@ gradients exist from the loss on, and forward needs the updated weights, so of a
     with clip 0 and overlap backward    the largest of forward + max(backward, gradients down),
                                         weights up, records read, records written, Adam
     with clipping and overlap forward   max(backward, gradients down) + max(forward, weights up,
-                                        what Adam and NVMe need beyond what the slots hold)
+                                        Adam, what NVMe moves beyond what the slots hold)
 
 is the least. Bytes are counted from the sizes that the run prints, not from a trace. The first four
 steps are left out (a virgin chunk is not read, and file systems journal what reserved space
@@ -77,10 +77,10 @@ def bounds(config, params, rates, scale, run_):
     lanes = {"nvme": 12 * params / (rates["nvme"] * scale),  # each way
              "pcie": 2 * params / (rates["pcie"] * scale),   # each way
              "adam": 28 * params / (rates["adam"] * scale)}
-    copy, beside = lanes["pcie"], max(lanes["nvme"], lanes["adam"])
+    copy, adam, nvme = lanes["pcie"], lanes["adam"], lanes["nvme"]
     after_loss = max(backward, copy)
-    return (max(forward + after_loss, copy, beside),
-            after_loss + max(forward, copy, beside * (1 - slots_share(run_))),
+    return (max(forward + after_loss, copy, adam, nvme),
+            after_loss + max(forward, copy, adam, nvme * (1 - slots_share(run_))),
             {**lanes, "compute": forward + backward})
 
 
