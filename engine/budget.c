@@ -93,8 +93,9 @@ static int exceeds(const struct search *s, uint64_t memory_bytes, struct sw_shor
         *out = (struct sw_shortfall){tiers[i], s->need[tiers[i]], budget};
         if (over(out->need_bytes, budget)) return 1;
     }
-    *out = (struct sw_shortfall){SW_TIER_COUNT, s->need[SW_TIER_DEVICE] + s->need[SW_TIER_HOST],
-                                 memory_bytes};
+    *out = (struct sw_shortfall){
+        SW_TIER_COUNT, s->input->local_ranks * s->need[SW_TIER_DEVICE] + s->need[SW_TIER_HOST],
+        memory_bytes};
     return over(out->need_bytes, memory_bytes);
 }
 

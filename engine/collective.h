@@ -34,6 +34,9 @@ struct sw_comm_ops {
     /* Control: out [size][bytes] of host memory, small (at most SW_COMM_EXCHANGE_MAX bytes a rank);
      * `in` may be this rank's own place in `out`. bytes 0 is a barrier. */
     int (*exchange)(struct sw_comm *c, void *out, const void *in, uint64_t bytes);
+    /* When all ranks had come to this rank's last call, in sw_now_ns(): until then it only waited.
+     * 0 where that is not known: the call may not have been made on the device yet. */
+    uint64_t (*met_ns)(const struct sw_comm *c);
     /* Ends every call of the group, now and later, with `error` (-errno), which the caller has
      * reported; any thread. The first error stays. Calls that all ranks have entered may still end
      * well, as nobody returns while others read its memory. */

@@ -38,6 +38,7 @@ struct sw_comm {
     struct group *group;
     uint32_t rank;
     struct post post;
+    uint64_t met_ns;
 };
 
 struct group {
@@ -132,6 +133,7 @@ static int enter(struct sw_comm *c, struct post post) {
     /* A round that has begun ends alike for all, whatever happens meanwhile. */
     const int ret = g->rounds != before ? 0 : g->error;
     pthread_mutex_unlock(&g->lock);
+    c->met_ns = sw_now_ns();
     return ret;
 }
 
@@ -216,6 +218,10 @@ static int host_exchange(struct sw_comm *c, void *out, const void *in, uint64_t 
     return 0;
 }
 
+static uint64_t host_met_ns(const struct sw_comm *c) {
+    return c->met_ns;
+}
+
 static void host_abort(struct sw_comm *c, int error) {
     struct group *g = c->group;
     pthread_mutex_lock(&g->lock);
@@ -239,6 +245,7 @@ static const struct sw_comm_ops host_ops = {.name = "host",
                                             .all_gather = host_all_gather,
                                             .reduce_scatter = host_reduce_scatter,
                                             .exchange = host_exchange,
+                                            .met_ns = host_met_ns,
                                             .abort = host_abort,
                                             .close = host_close};
 

@@ -14,34 +14,42 @@
 /* Turns that events must outlive: a task waits for this turn's or the one before's. */
 enum { EVENT_TURNS = SW_RUNS_ACTIVE_MAX + 1 };
 
-struct lane {
-    struct sw_executor *ex;
-    enum sw_lane id;
-    pthread_t thread;
-    int started;
-    struct sw_stream *stream; /* device lanes */
-    struct sw_event **events; /* by task, modulo event_count */
-    uint64_t event_count;
-    /* Tasks over (host lanes) or submitted (device lanes), counted over all runs. */
+/* Tasks of one lane and rank that are over (host lanes) or submitted (device lanes), over all
+ * runs. */
+struct counter {
     _Atomic uint64_t count;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int waiters;
 };
 
+struct lane {
+    struct sw_executor *ex;
+    enum sw_lane id;
+    uint32_t rank; /* device lanes; the others serve all */
+    pthread_t thread;
+    int started;
+    struct sw_stream *stream; /* device lanes */
+    struct sw_event **events; /* by task, modulo event_count */
+    uint64_t event_count;
+};
+
 struct sw_executor {
-    struct sw_device_handle device;
+    const struct sw_device_ops *device_ops;
     struct sw_executor_ops ops;
     void *ctx;
-    struct lane lanes[SW_LANE_COUNT];
-    _Atomic int error; /* 0 or the first -errno */
+    uint32_t rank_count;
+    struct lane *lanes; /* of lane_of() */
+    uint32_t lane_count;
+    struct counter *counters; /* [lane][rank] */
+    _Atomic int error;        /* 0 or the first -errno */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t pushed, progress;
     struct sw_run runs[SW_RUNS_KEPT];
     uint64_t pushed_count, ended_count; /* runs */
     uint64_t events_seen, events_told;  /* progress */
-    int entered_count;                  /* lanes */
+    uint32_t entered_count;             /* lanes */
     int closing;
     uint64_t total[SW_LANE_COUNT]; /* tasks pushed */
     uint64_t ring_total[SW_RING_COUNT];
@@ -51,15 +59,27 @@ static int error_of(struct sw_executor *ex) {
     return atomic_load(&ex->error);
 }
 
+/* Device lanes come first, rank by rank. */
+static struct lane *lane_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
+    const uint32_t device_lanes = SW_LANE_COMM + 1;
+    if (sw_lane_on_device((enum sw_lane)id)) return &ex->lanes[rank * device_lanes + id];
+    return &ex->lanes[ex->rank_count * device_lanes + id - device_lanes];
+}
+
+static struct counter *counter_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
+    return &ex->counters[id * ex->rank_count + rank];
+}
+
 void sw_executor_abort(struct sw_executor *ex, int error) {
     assert(error < 0);
     int none = 0;
     sw_alloc_guard_leave();
-    atomic_compare_exchange_strong(&ex->error, &none, error);
-    for (int l = 0; l < SW_LANE_COUNT; l++) {
-        pthread_mutex_lock(&ex->lanes[l].lock);
-        pthread_cond_broadcast(&ex->lanes[l].changed);
-        pthread_mutex_unlock(&ex->lanes[l].lock);
+    const int first = atomic_compare_exchange_strong(&ex->error, &none, error);
+    if (first && ex->ops.abort) ex->ops.abort(ex->ctx, error);
+    for (uint32_t i = 0; i < SW_LANE_COUNT * ex->rank_count; i++) {
+        pthread_mutex_lock(&ex->counters[i].lock);
+        pthread_cond_broadcast(&ex->counters[i].changed);
+        pthread_mutex_unlock(&ex->counters[i].lock);
     }
     pthread_mutex_lock(&ex->lock);
     ex->events_told++;
@@ -70,25 +90,25 @@ void sw_executor_abort(struct sw_executor *ex, int error) {
 
 /* ---- counters ---- */
 
-static void lane_advance(struct lane *lane) {
-    pthread_mutex_lock(&lane->lock);
-    atomic_fetch_add(&lane->count, 1);
-    if (lane->waiters) pthread_cond_broadcast(&lane->changed);
-    pthread_mutex_unlock(&lane->lock);
+static void advance(struct counter *counter) {
+    pthread_mutex_lock(&counter->lock);
+    atomic_fetch_add(&counter->count, 1);
+    if (counter->waiters) pthread_cond_broadcast(&counter->changed);
+    pthread_mutex_unlock(&counter->lock);
 }
 
-/* Waits until the lane has done (submitted) `count` tasks. 0, or the error that aborted. */
-static int lane_wait(struct lane *lane, uint64_t count) {
-    struct sw_executor *ex = lane->ex;
-    if (atomic_load(&lane->count) >= count) return error_of(ex);
-    if (ex->ops.waits) ex->ops.waits(ex->ctx, lane->id, 1);
-    pthread_mutex_lock(&lane->lock);
-    lane->waiters++;
-    while (atomic_load(&lane->count) < count && !error_of(ex))
-        pthread_cond_wait(&lane->changed, &lane->lock);
-    lane->waiters--;
-    pthread_mutex_unlock(&lane->lock);
-    if (ex->ops.waits) ex->ops.waits(ex->ctx, lane->id, 0);
+/* Waits until a lane has done (submitted) `count` tasks of a rank. 0, or the error that aborted. */
+static int wait_count(struct sw_executor *ex, uint32_t id, uint32_t rank, uint64_t count) {
+    struct counter *counter = counter_of(ex, id, rank);
+    if (atomic_load(&counter->count) >= count) return error_of(ex);
+    if (ex->ops.waits) ex->ops.waits(ex->ctx, (enum sw_lane)id, 1);
+    pthread_mutex_lock(&counter->lock);
+    counter->waiters++;
+    while (atomic_load(&counter->count) < count && !error_of(ex))
+        pthread_cond_wait(&counter->changed, &counter->lock);
+    counter->waiters--;
+    pthread_mutex_unlock(&counter->lock);
+    if (ex->ops.waits) ex->ops.waits(ex->ctx, (enum sw_lane)id, 0);
     return error_of(ex);
 }
 
@@ -97,10 +117,11 @@ static uint64_t dep_count(const struct sw_run *run, const struct sw_dep *dep) {
     return base + (uint64_t)(dep->index + 1);
 }
 
-static int deps_ready(struct lane *lane, const struct sw_run *run, const struct sw_task *task) {
+static int deps_ready(struct sw_executor *ex, const struct sw_run *run, const struct sw_task *task,
+                      uint32_t rank) {
     for (uint32_t d = 0; d < task->dep_count; d++) {
         const struct sw_dep *dep = &task->deps[d];
-        if (atomic_load(&lane->ex->lanes[dep->lane].count) < dep_count(run, dep)) return 0;
+        if (atomic_load(&counter_of(ex, dep->lane, rank)->count) < dep_count(run, dep)) return 0;
     }
     return 1;
 }
@@ -111,19 +132,19 @@ static struct sw_event *event_of(struct lane *lane, uint64_t count) {
 
 /* Host predecessors are over on return; device predecessors are over too for a host lane, and for
  * a device lane the stream waits for them. */
-static int wait_deps(struct lane *lane, const struct sw_run *run, const struct sw_task *task) {
+static int wait_deps(struct lane *lane, const struct sw_run *run, const struct sw_task *task,
+                     uint32_t rank) {
     struct sw_executor *ex = lane->ex;
     int ret = error_of(ex);
     for (uint32_t d = 0; d < task->dep_count && ret == 0; d++) {
         const struct sw_dep *dep = &task->deps[d];
-        struct lane *other = &ex->lanes[dep->lane];
         const uint64_t count = dep_count(run, dep);
         if (count == 0) continue; /* nothing came before */
-        ret = lane_wait(other, count);
+        ret = wait_count(ex, dep->lane, rank, count);
         if (ret < 0 || !sw_lane_on_device((enum sw_lane)dep->lane)) continue;
-        struct sw_event *event = event_of(other, count);
-        ret = lane->stream ? ex->device.ops->stream_wait(lane->stream, event)
-                           : ex->device.ops->event_wait(event);
+        struct sw_event *event = event_of(lane_of(ex, dep->lane, rank), count);
+        ret = lane->stream ? ex->device_ops->stream_wait(lane->stream, event)
+                           : ex->device_ops->event_wait(event);
     }
     return ret;
 }
@@ -151,29 +172,47 @@ static void leave_run(struct sw_executor *ex, struct sw_run *run) {
     pthread_mutex_unlock(&ex->lock);
 }
 
-static void complete(struct lane *lane, struct sw_run *run, uint32_t task, uint64_t start,
+static void complete(struct lane *lane, struct sw_run *run, uint32_t index, uint32_t rank,
                      uint64_t end) {
-    run->start_ns[task] = start;
-    run->end_ns[task] = end;
-    lane->ex->ops.done(lane->ex->ctx, run, &run->turn->tasks[task]);
-    lane_advance(lane);
+    struct sw_executor *ex = lane->ex;
+    const struct sw_task *task = &run->turn->tasks[index];
+    const uint64_t at = sw_run_at(run, task, rank);
+    const int joint = sw_task_is_joint((enum sw_task_kind)task->kind);
+    run->end_ns[at] = end;
+    ex->ops.done(ex->ctx, run, task, rank);
+    for (uint32_t r = rank; r < (joint ? ex->rank_count : rank + 1); r++)
+        advance(counter_of(ex, lane->id, r));
 }
 
 /* ---- lanes that run one task at a time ---- */
 
-static int run_task(struct lane *lane, struct sw_run *run, uint32_t index) {
+static int run_task(struct lane *lane, struct sw_run *run, uint32_t index, uint32_t rank) {
     struct sw_executor *ex = lane->ex;
     const struct sw_task *task = &run->turn->tasks[index];
-    int ret = wait_deps(lane, run, task);
+    const int joint = sw_task_is_joint((enum sw_task_kind)task->kind);
+    int ret = 0;
+    for (uint32_t r = rank; r < (joint ? ex->rank_count : rank + 1) && ret == 0; r++)
+        ret = wait_deps(lane, run, task, r);
     if (ret < 0) return ret;
-    const uint64_t start = sw_now_ns();
-    ret = ex->ops.run(ex->ctx, run, task, lane->stream);
-    if (ret == 0 && lane->stream)
-        ret = ex->device.ops->event_record(event_of(lane, atomic_load(&lane->count) + 1),
-                                           lane->stream);
+    run->start_ns[sw_run_at(run, task, rank)] = sw_now_ns();
+    ret = ex->ops.run(ex->ctx, run, task, rank, lane->stream);
+    if (ret == 0 && lane->stream) {
+        const uint64_t count = atomic_load(&counter_of(ex, lane->id, rank)->count) + 1;
+        ret = ex->device_ops->event_record(event_of(lane, count), lane->stream);
+    }
     if (ret < 0) return ret;
-    complete(lane, run, index, start, sw_now_ns());
+    complete(lane, run, index, rank, sw_now_ns());
     return 0;
+}
+
+/* A task of one lane, for the ranks that this lane serves. */
+static int run_for_ranks(struct lane *lane, struct sw_run *run, uint32_t index) {
+    if (sw_lane_on_device(lane->id)) return run_task(lane, run, index, lane->rank);
+    const int joint = sw_task_is_joint((enum sw_task_kind)run->turn->tasks[index].kind);
+    int ret = 0;
+    for (uint32_t r = 0; r < (joint ? 1 : lane->ex->rank_count) && ret == 0; r++)
+        ret = run_task(lane, run, index, r);
+    return ret;
 }
 
 static void serve(struct lane *lane) {
@@ -182,7 +221,7 @@ static void serve(struct lane *lane) {
         struct sw_run *run = next_run(ex, number, 1);
         if (!run) return;
         for (uint32_t i = 0; i < run->turn->lane_count[lane->id]; i++) {
-            const int ret = run_task(lane, run, run->turn->lane_tasks[lane->id][i]);
+            const int ret = run_for_ranks(lane, run, run->turn->lane_tasks[lane->id][i]);
             if (ret == 0) continue;
             sw_executor_abort(ex, ret);
             return;
@@ -195,7 +234,7 @@ static void serve(struct lane *lane) {
 
 struct flight {
     struct sw_run *run;
-    uint32_t task;
+    uint32_t task, rank;
     int at_once; /* needed no I/O */
     int last;    /* of this lane in its run */
     uint64_t start_ns;
@@ -211,7 +250,9 @@ static void land(struct lane *lane, struct flights *f) {
     struct flight *flight = &f->ring[f->first];
     const uint64_t now = sw_now_ns();
     const uint64_t start = flight->start_ns > f->end_ns ? flight->start_ns : f->end_ns;
-    complete(lane, flight->run, flight->task, start, now);
+    const struct sw_task *task = &flight->run->turn->tasks[flight->task];
+    flight->run->start_ns[sw_run_at(flight->run, task, flight->rank)] = start;
+    complete(lane, flight->run, flight->task, flight->rank, now);
     f->end_ns = now;
     if (flight->last) leave_run(lane->ex, flight->run);
     f->first = (f->first + 1) % SW_LANE_IN_FLIGHT_MAX;
@@ -233,20 +274,35 @@ static int land_some(struct lane *lane, struct flights *f) {
     return 0;
 }
 
+/* Tasks of an NVMe lane in a turn, each for every rank. */
+static uint32_t flights_of(const struct lane *lane, const struct sw_run *run) {
+    return run->turn->lane_count[lane->id] * run->rank_count;
+}
+
+static uint32_t task_at(const struct lane *lane, const struct sw_run *run, uint32_t position) {
+    return run->turn->lane_tasks[lane->id][position / run->rank_count];
+}
+
 static int take_off(struct lane *lane, struct flights *f, struct sw_run *run, uint32_t position) {
-    const uint32_t index = run->turn->lane_tasks[lane->id][position];
-    int ret = wait_deps(lane, run, &run->turn->tasks[index]);
+    const uint32_t index = task_at(lane, run, position), rank = position % run->rank_count;
+    int ret = wait_deps(lane, run, &run->turn->tasks[index], rank);
     if (ret < 0) return ret;
     struct flight *flight = &f->ring[(f->first + f->count) % SW_LANE_IN_FLIGHT_MAX];
     *flight = (struct flight){.run = run,
                               .task = index,
-                              .last = position + 1 == run->turn->lane_count[lane->id],
+                              .rank = rank,
+                              .last = position + 1 == flights_of(lane, run),
                               .start_ns = sw_now_ns()};
-    ret = lane->ex->ops.start(lane->ex->ctx, run, &run->turn->tasks[index]);
+    ret = lane->ex->ops.start(lane->ex->ctx, run, &run->turn->tasks[index], rank);
     if (ret < 0) return ret;
     flight->at_once = ret == 1;
     f->count++;
     return 0;
+}
+
+static int is_ready(struct lane *lane, const struct sw_run *run, uint32_t position) {
+    return deps_ready(lane->ex, run, &run->turn->tasks[task_at(lane, run, position)],
+                      position % run->rank_count);
 }
 
 static void serve_flights(struct lane *lane) {
@@ -260,7 +316,7 @@ static void serve_flights(struct lane *lane) {
         if (!run) {
             run = next_run(ex, number, flights.count == 0);
             if (!run && flights.count == 0) return;
-            if (run && run->turn->lane_count[lane->id] == 0) {
+            if (run && flights_of(lane, run) == 0) {
                 leave_run(ex, run);
                 run = NULL;
                 number++;
@@ -270,10 +326,9 @@ static void serve_flights(struct lane *lane) {
         }
         /* Ahead while the next task could start now; else the oldest in flight is awaited. */
         if (run && flights.count < SW_LANE_IN_FLIGHT_MAX &&
-            (flights.count == 0 ||
-             deps_ready(lane, run, &run->turn->tasks[run->turn->lane_tasks[lane->id][position]]))) {
+            (flights.count == 0 || is_ready(lane, run, position))) {
             ret = take_off(lane, &flights, run, position);
-            if (++position == run->turn->lane_count[lane->id]) {
+            if (++position == flights_of(lane, run)) {
                 run = NULL;
                 number++;
             }
@@ -290,7 +345,7 @@ static void *lane_main(void *arg) {
     struct lane *lane = arg;
     struct sw_executor *ex = lane->ex;
     pthread_setname_np(pthread_self(), sw_lane_name(lane->id)); /* 15 characters are enough */
-    const int ret = ex->ops.enter ? ex->ops.enter(ex->ctx, lane->id, lane->stream) : 0;
+    const int ret = ex->ops.enter ? ex->ops.enter(ex->ctx, lane->id, lane->rank, lane->stream) : 0;
     if (ret < 0) sw_executor_abort(ex, ret);
     pthread_mutex_lock(&ex->lock);
     ex->entered_count++;
@@ -306,38 +361,68 @@ static void *lane_main(void *arg) {
 /* What lanes make for themselves must be there before the first step. */
 static int wait_entered(struct sw_executor *ex) {
     pthread_mutex_lock(&ex->lock);
-    while (ex->entered_count < SW_LANE_COUNT) pthread_cond_wait(&ex->progress, &ex->lock);
+    while (ex->entered_count < ex->lane_count) pthread_cond_wait(&ex->progress, &ex->lock);
     pthread_mutex_unlock(&ex->lock);
     return error_of(ex);
 }
 
 /* tasks: of this lane in a turn, at most. */
-static int open_lane(struct sw_executor *ex, enum sw_lane id, uint32_t tasks) {
-    struct lane *lane = &ex->lanes[id];
+static int open_lane(struct lane *lane, const struct sw_device_handle *device, uint32_t tasks) {
     const uint64_t events = (uint64_t)tasks * EVENT_TURNS;
-    const struct sw_device_ops *ops = ex->device.ops;
-    if (sw_lane_on_device(id)) {
-        int ret = ops->stream_create(ex->device.device, &lane->stream);
+    const struct sw_device_ops *ops = device->ops;
+    if (sw_lane_on_device(lane->id)) {
+        int ret = ops->stream_create(device->device, &lane->stream);
         lane->events = calloc(events + 1, sizeof(*lane->events));
         if (!lane->events) ret = -ENOMEM;
         while (ret == 0 && lane->event_count < events) {
-            ret = ops->event_create(ex->device.device, &lane->events[lane->event_count]);
+            ret = ops->event_create(device->device, &lane->events[lane->event_count]);
             if (ret == 0) lane->event_count++;
         }
         if (ret < 0) return ret;
     }
     const int ret = pthread_create(&lane->thread, NULL, lane_main, lane);
     if (ret) {
-        sw_error("cannot start the %s lane's thread: %s", sw_lane_name(id), strerror(ret));
+        sw_error("cannot start the %s lane's thread: %s", sw_lane_name(lane->id), strerror(ret));
         return -ret;
     }
     lane->started = 1;
     return 0;
 }
 
-int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                     const struct sw_executor_ops *ops, void *ctx,
+static int open_runs(struct sw_executor *ex, uint32_t tasks_max) {
+    const uint64_t each = (uint64_t)tasks_max * ex->rank_count;
+    for (int i = 0; i < SW_RUNS_KEPT; i++) {
+        struct sw_run *run = &ex->runs[i];
+        run->rank_count = ex->rank_count;
+        run->start_ns = calloc(each, sizeof(uint64_t));
+        run->end_ns = calloc(each, sizeof(uint64_t));
+        run->bytes = calloc(each, sizeof(uint64_t));
+        run->positions = calloc(tasks_max, sizeof(uint32_t));
+        if (!run->start_ns || !run->end_ns || !run->bytes || !run->positions) return -ENOMEM;
+    }
+    return 0;
+}
+
+static int open_tables(struct sw_executor *ex) {
+    ex->lane_count = SW_LANE_COUNT + (ex->rank_count - 1) * (SW_LANE_COMM + 1);
+    ex->lanes = calloc(ex->lane_count, sizeof(*ex->lanes));
+    ex->counters = calloc((uint64_t)SW_LANE_COUNT * ex->rank_count, sizeof(*ex->counters));
+    if (!ex->lanes || !ex->counters) return -ENOMEM;
+    for (uint32_t l = 0; l < SW_LANE_COUNT; l++)
+        for (uint32_t r = 0; r < ex->rank_count; r++) {
+            struct counter *counter = counter_of(ex, l, r);
+            pthread_mutex_init(&counter->lock, NULL);
+            pthread_cond_init(&counter->changed, NULL);
+            if (r > 0 && !sw_lane_on_device((enum sw_lane)l)) continue;
+            *lane_of(ex, l, r) = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
+        }
+    return 0;
+}
+
+int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
+                     uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
                      const struct sw_turn *const *turns, uint32_t turn_count) {
+    assert(rank_count >= 1);
     struct sw_executor *ex = calloc(1, sizeof(*ex));
     if (!ex) return -ENOMEM;
     uint32_t tasks_max = 1, lane_max[SW_LANE_COUNT] = {0};
@@ -346,30 +431,17 @@ int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *de
         for (int l = 0; l < SW_LANE_COUNT; l++)
             if (turns[i]->lane_count[l] > lane_max[l]) lane_max[l] = turns[i]->lane_count[l];
     }
-    ex->device = *device;
+    ex->device_ops = devices[0].ops;
     ex->ops = *ops;
     ex->ctx = ctx;
+    ex->rank_count = rank_count;
     pthread_mutex_init(&ex->lock, NULL);
     pthread_cond_init(&ex->pushed, NULL);
     pthread_cond_init(&ex->progress, NULL);
-    for (int l = 0; l < SW_LANE_COUNT; l++) {
-        ex->lanes[l].ex = ex;
-        ex->lanes[l].id = (enum sw_lane)l;
-        pthread_mutex_init(&ex->lanes[l].lock, NULL);
-        pthread_cond_init(&ex->lanes[l].changed, NULL);
-    }
-    int ret = 0;
-    for (int i = 0; i < SW_RUNS_KEPT && ret == 0; i++) {
-        ex->runs[i].start_ns = calloc(tasks_max, sizeof(uint64_t));
-        ex->runs[i].end_ns = calloc(tasks_max, sizeof(uint64_t));
-        ex->runs[i].bytes = calloc(tasks_max, sizeof(uint64_t));
-        ex->runs[i].positions = calloc(tasks_max, sizeof(uint32_t));
-        if (!ex->runs[i].start_ns || !ex->runs[i].end_ns || !ex->runs[i].bytes ||
-            !ex->runs[i].positions)
-            ret = -ENOMEM;
-    }
-    for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
-        ret = open_lane(ex, (enum sw_lane)l, lane_max[l]);
+    int ret = open_tables(ex);
+    if (ret == 0) ret = open_runs(ex, tasks_max);
+    for (uint32_t i = 0; i < ex->lane_count && ret == 0; i++)
+        ret = open_lane(&ex->lanes[i], &devices[ex->lanes[i].rank], lane_max[ex->lanes[i].id]);
     if (ret == 0) ret = wait_entered(ex);
     if (ret < 0) {
         sw_executor_close(ex);
@@ -387,17 +459,21 @@ void sw_executor_close(struct sw_executor *ex) {
     pthread_cond_broadcast(&ex->pushed);
     pthread_mutex_unlock(&ex->lock);
     if (busy) sw_executor_abort(ex, -ECANCELED);
-    for (int l = 0; l < SW_LANE_COUNT; l++)
+    for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++)
         if (ex->lanes[l].started) pthread_join(ex->lanes[l].thread, NULL);
-    for (int l = 0; l < SW_LANE_COUNT; l++) {
+    for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++) {
         struct lane *lane = &ex->lanes[l];
         for (uint64_t i = 0; i < lane->event_count; i++)
-            ex->device.ops->event_destroy(lane->events[i]);
+            ex->device_ops->event_destroy(lane->events[i]);
         free(lane->events);
-        if (lane->stream) ex->device.ops->stream_destroy(lane->stream);
-        pthread_mutex_destroy(&lane->lock);
-        pthread_cond_destroy(&lane->changed);
+        if (lane->stream) ex->device_ops->stream_destroy(lane->stream);
     }
+    for (uint32_t i = 0; ex->counters && i < SW_LANE_COUNT * ex->rank_count; i++) {
+        pthread_mutex_destroy(&ex->counters[i].lock);
+        pthread_cond_destroy(&ex->counters[i].changed);
+    }
+    free(ex->lanes);
+    free(ex->counters);
     for (int i = 0; i < SW_RUNS_KEPT; i++) {
         free(ex->runs[i].start_ns);
         free(ex->runs[i].end_ns);
@@ -426,7 +502,8 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
     run->step = step;
     run->before = before_run;
     atomic_store(&run->cancelled, 0);
-    run->lanes_left = SW_LANE_COUNT;
+    atomic_store(&run->decided, 0);
+    run->lanes_left = ex->lane_count;
     memcpy(run->ring_base, ex->ring_total, sizeof(run->ring_base));
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         run->base[l] = ex->total[l];
@@ -477,24 +554,45 @@ int sw_executor_idle(struct sw_executor *ex) {
     pthread_mutex_unlock(&ex->lock);
     sw_alloc_guard_leave();
     int ret = error_of(ex);
-    for (int l = 0; l < SW_LANE_COUNT && ret == 0; l++)
-        if (ex->lanes[l].stream) ret = ex->device.ops->stream_sync(ex->lanes[l].stream);
+    for (uint32_t l = 0; l < ex->lane_count && ret == 0; l++)
+        if (ex->lanes[l].stream) ret = ex->device_ops->stream_sync(ex->lanes[l].stream);
     return ret;
+}
+
+int sw_run_decide(struct sw_run *run, int cancel) {
+    enum { OPEN, GO, CANCEL };
+    int decided = OPEN;
+    if (atomic_compare_exchange_strong(&run->decided, &decided, cancel ? CANCEL : GO))
+        decided = cancel ? CANCEL : GO;
+    if (decided == CANCEL) atomic_store(&run->cancelled, 1);
+    return decided == CANCEL;
 }
 
 /* ---- the step clock ---- */
 
+/* Where a task's times are, as one rank sees it. */
+static uint64_t seen_by(const struct sw_run *run, uint32_t index, uint32_t rank) {
+    const struct sw_task *task = &run->turn->tasks[index];
+    return sw_run_at(run, task, sw_task_is_joint((enum sw_task_kind)task->kind) ? 0 : rank);
+}
+
 /* The predecessor within the turn that ended last, or -1. */
-static int64_t last_predecessor(const struct sw_run *run, const uint32_t *lane_position,
-                                uint32_t task) {
+static int64_t last_predecessor(const struct sw_run *run, uint32_t task, uint32_t rank) {
     const struct sw_turn *turn = run->turn;
     const struct sw_task *t = &turn->tasks[task];
     int64_t best = -1;
-    if (lane_position[task] > 0) best = turn->lane_tasks[t->lane][lane_position[task] - 1];
+    uint64_t best_ns = 0;
+    if (run->positions[task] > 0) {
+        best = turn->lane_tasks[t->lane][run->positions[task] - 1];
+        best_ns = run->end_ns[seen_by(run, (uint32_t)best, rank)];
+    }
     for (uint32_t d = 0; d < t->dep_count; d++) {
         if (t->deps[d].turn != 0 || t->deps[d].index < 0) continue;
         const uint32_t other = turn->lane_tasks[t->deps[d].lane][t->deps[d].index];
-        if (best < 0 || run->end_ns[other] > run->end_ns[best]) best = other;
+        const uint64_t end_ns = run->end_ns[seen_by(run, other, rank)];
+        if (best >= 0 && end_ns <= best_ns) continue;
+        best = other;
+        best_ns = end_ns;
     }
     return best;
 }
@@ -502,20 +600,26 @@ static int64_t last_predecessor(const struct sw_run *run, const uint32_t *lane_p
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]) {
     const struct sw_turn *turn = run->turn;
     memset(share, 0, SW_LANE_COUNT * sizeof(*share));
-    uint32_t *position = run->positions;
     if (turn->task_count == 0) return SW_LANE_COMPUTE;
     int64_t task = 0;
+    uint32_t rank = 0;
     for (int l = 0; l < SW_LANE_COUNT; l++)
-        for (uint32_t i = 0; i < turn->lane_count[l]; i++) position[turn->lane_tasks[l][i]] = i;
+        for (uint32_t i = 0; i < turn->lane_count[l]; i++)
+            run->positions[turn->lane_tasks[l][i]] = i;
     for (uint32_t i = 0; i < turn->task_count; i++)
-        if (run->end_ns[i] > run->end_ns[task]) task = i;
+        for (uint32_t r = 0; r < run->rank_count; r++) {
+            if (run->end_ns[seen_by(run, i, r)] <= run->end_ns[seen_by(run, (uint32_t)task, rank)])
+                continue;
+            task = i;
+            rank = r;
+        }
     double total = 0;
     while (task >= 0) {
-        const int64_t before = last_predecessor(run, position, (uint32_t)task);
-        const double busy = (double)(run->end_ns[task] - run->start_ns[task]);
+        const uint64_t at = seen_by(run, (uint32_t)task, rank);
+        const double busy = (double)(run->end_ns[at] - run->start_ns[at]);
         share[turn->tasks[task].lane] += busy;
         total += busy;
-        task = before;
+        task = last_predecessor(run, (uint32_t)task, rank);
     }
     enum sw_lane clock = SW_LANE_COMPUTE;
     for (int l = 0; l < SW_LANE_COUNT; l++) {

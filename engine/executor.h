@@ -1,7 +1,9 @@
 /* engine/executor.h - runs turns on real lanes.
  *
- * One thread per lane takes the lane's tasks in order, turn after turn, and waits for each task's
- * dependencies; lanes run ahead into the next pushed turn as far as those allow. Device lanes
+ * Every rank of the process runs the same turns. One thread per lane - device lanes for each rank,
+ * the others for all of them - takes the lane's tasks in order, turn after turn, and waits for each
+ * task's dependencies, which are those of the same rank; a joint task waits for every rank's. Lanes
+ * run ahead into the next pushed turn as far as those allow. Device lanes
  * submit ahead: a dependency on a device task is met once that task is submitted, and the stream
  * then waits for its event; host lanes wait for the event itself, without spinning. The NVMe lanes
  * keep several tasks in flight and complete them in order. The first error aborts: every wait ends,
@@ -22,39 +24,56 @@ struct sw_run {
     const struct sw_turn *turn;
     uint64_t step;                     /* of the turn; of the one that never began for a drain */
     uint64_t ring_base[SW_RING_COUNT]; /* uses of the rings by earlier runs */
-    atomic_int cancelled;        /* set by the first BATCH; what is not late then does nothing */
-    struct sw_run *before;       /* of the same stretch, or NULL: late tasks belong to its step */
-    uint64_t *start_ns, *end_ns; /* by task; busy time, without waiting */
-    uint64_t *bytes;             /* by task; the trainer's: what it moved */
+    atomic_int cancelled;              /* sw_run_decide(); what is not late then does nothing */
+    atomic_int decided;
+    struct sw_run *before; /* of the same stretch, or NULL: late tasks belong to its step */
+    uint32_t rank_count;
+    uint64_t *start_ns, *end_ns; /* by sw_run_at(); busy time, without waiting */
+    uint64_t *bytes;             /* likewise; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
     uint32_t *positions; /* by task, in its lane: the step clock's scratch */
     uint32_t lanes_left;
 };
 
+/* Where a run keeps what it knows of a task of a rank (0 for joint ones). */
+static inline uint64_t sw_run_at(const struct sw_run *run, const struct sw_task *task,
+                                 uint32_t rank) {
+    return (uint64_t)(task - run->turn->tasks) * run->rank_count + rank;
+}
+
+/* Whether the step is cancelled before it begins: asked by every rank's first task, answered by the
+ * first of them for all. */
+int sw_run_decide(struct sw_run *run, int cancel);
+
+/* rank: of the process's, counted from 0; of a joint task 0. */
 struct sw_executor_ops {
     /* Once from each lane's thread, before its first task: what the thread keeps is made here, a
      * team above all. 0 or -errno. NULL: nothing is. The stream is a device lane's, else NULL. */
-    int (*enter)(void *ctx, enum sw_lane lane, struct sw_stream *stream);
-    /* Does a task of a host lane, or enqueues a device lane's on the stream. 0 or -errno. */
-    int (*run)(void *ctx, struct sw_run *run, const struct sw_task *task, struct sw_stream *stream);
+    int (*enter)(void *ctx, enum sw_lane lane, uint32_t rank, struct sw_stream *stream);
+    /* Does a task of a host lane, or enqueues a device lane's on the stream. 0 or -errno. May move
+     * the task's start_ns to when it stopped waiting for others. */
+    int (*run)(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank,
+               struct sw_stream *stream);
     /* NVMe lanes: starts a task. 0: in flight; 1: done at once; or -errno. */
-    int (*start)(void *ctx, struct sw_run *run, const struct sw_task *task);
+    int (*start)(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank);
     /* Waits for at least one started task of the lane; the count that completed, in order. */
     int (*finish)(void *ctx, enum sw_lane lane, uint32_t max);
     /* A lane begins (1) or ends (0) to wait for a task of `other`, from its thread. NULL: unasked.
      */
     void (*waits)(void *ctx, enum sw_lane other, int begins);
     /* After each task, from its lane's thread. */
-    void (*done)(void *ctx, struct sw_run *run, const struct sw_task *task);
+    void (*done)(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank);
+    /* Once, when the executor aborts: ends what tasks may be waiting for. NULL: nothing does. */
+    void (*abort)(void *ctx, int error);
 };
 
 struct sw_executor;
 
-/* turns: those that will be pushed; they outlive the executor. Returns when every lane has entered.
- * The threads bear their lanes' names. */
-int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *device,
-                     const struct sw_executor_ops *ops, void *ctx,
+/* devices: one for each rank, all of one back end. turns: those that will be pushed; they outlive
+ * the executor. Returns when every lane has entered. The threads bear their lanes' names. */
+int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
+                     uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
                      const struct sw_turn *const *turns, uint32_t turn_count);
 void sw_executor_close(struct sw_executor *ex); /* NULL is fine; aborts what still runs */
 
@@ -79,8 +98,8 @@ int sw_executor_idle(struct sw_executor *ex);
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
 
 /* The step clock of a run that has ended: walks back from the task that ended last to whichever
- * predecessor ended last; share[lane] is the lane's part of the path. Returns the largest. The
- * run's positions are written, so one thread at a time. */
+ * predecessor of the same rank ended last; share[lane] is the lane's part of the path. Returns the
+ * largest. The run's positions are written, so one thread at a time. */
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]);
 
 #endif

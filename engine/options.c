@@ -21,6 +21,10 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->commit_every = -1;
     options->decay = SW_DECAY_MATRICES;
     options->max_skips = 10;
+    options->ranks = 1;
+    options->zero = -1;
+    options->reduce_dtype = SW_FP32;
+    options->rank_timeout_s = 600;
     options->dtype = SW_BF16;
     options->grad_dtype = SW_BF16;
     options->checkpoint_every = 1;

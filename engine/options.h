@@ -22,6 +22,7 @@ struct sw_sim_rates {
     uint64_t copy_bytes[2]; /* host to device, device to host */
     uint64_t nvme_bytes[2]; /* read, write */
     uint64_t adam_bytes;    /* of state, gradient and weight that Adam reads and writes */
+    uint64_t comm_bytes;    /* that each rank sends to the others */
     uint64_t flops;         /* of forward and backward, which are then left out */
 };
 
@@ -39,6 +40,10 @@ struct sw_train_options {
     enum sw_decay decay;
     uint32_t max_skips;
 
+    uint32_t ranks;             /* of this process, each with a device */
+    int64_t zero;               /* what is sharded over them: 0..3; -1: 3 with several */
+    enum sw_dtype reduce_dtype; /* in which gradients travel between ranks; sums are FP32 */
+    double rank_timeout_s;      /* how long ranks wait for each other */
     enum sw_dtype dtype, grad_dtype;
     enum sw_adam_master master;
     enum sw_adam_moments moments;
@@ -48,7 +53,7 @@ struct sw_train_options {
     enum sw_overlap overlap;
     uint64_t chunk_bytes; /* of a record on disk */
     int threads;          /* of Adam; 0: what the affinity mask and the quota give */
-    int device_threads;   /* of the host device's operators; 0: likewise */
+    int device_threads;   /* of each rank's host device; 0: likewise, shared out over the ranks */
     const char *nvme[SW_NVME_FOLDERS_MAX];
     uint32_t nvme_count; /* 0: the store lies in the output folder */
     int sqpoll, iopoll;  /* as in struct sw_nvme_queue_options */

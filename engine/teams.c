@@ -20,8 +20,8 @@ static_assert((int)SW_TEAM_THREADS_MAX <= (int)SW_ADAM_THREADS_MAX, "Adam runs a
 enum { STORE_THREADS = 2 * 8 };
 
 int sw_teams_threads(const struct sw_team_sizes *s) {
-    assert(s && s->adam >= 1 && s->device >= 1);
-    return 2 * (s->device - 1) + (s->device_adam ? 0 : s->adam - 1);
+    assert(s && s->adam >= 1 && s->device >= 1 && s->ranks >= 1);
+    return s->ranks * 2 * (s->device - 1) + (s->device_adam ? 0 : s->adam - 1);
 }
 
 void sw_teams_fit(struct sw_team_sizes *s, int room) {
@@ -64,21 +64,28 @@ static int states_on_nvme(const struct sw_train_options *o) {
     return count;
 }
 
+/* Each rank's team on cores of its own. */
+static int a_ranks_threads(const struct sw_train_options *o, const struct sw_topology *t) {
+    const int threads = sw_topology_threads(t) / (int)o->ranks;
+    return threads > 0 ? threads : 1;
+}
+
 void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     assert(o && t && o->threads >= 0 && o->device_threads >= 0);
     if (o->threads) warn_size("--threads", o->threads, t);
     if (o->device_threads) warn_size("--device-threads", o->device_threads, t);
     const int device_adam = sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE);
-    if (o->device_threads == 0) o->device_threads = sw_topology_threads(t);
+    if (o->device_threads == 0) o->device_threads = a_ranks_threads(o, t);
     if (device_adam && o->threads && o->threads != o->device_threads)
         sw_warning("--threads %d has no effect: with --optimizer device Adam runs in the host "
                    "device's team (--device-threads %d)",
                    o->threads, o->device_threads);
     if (device_adam) o->threads = o->device_threads;
     if (o->threads == 0) o->threads = sw_topology_adam_threads(t);
-    const struct sw_team_sizes wanted = {o->threads, o->device_threads, device_adam};
+    const struct sw_team_sizes wanted = {o->threads, o->device_threads, device_adam, (int)o->ranks};
     const int stores = states_on_nvme(o);
     int lanes = SW_LANE_COUNT + (o->trace != NULL);
+    lanes += ((int)o->ranks - 1) * (SW_LANE_COMM + 1);
     if (stores) lanes += stores * STORE_THREADS + (int)o->nvme_count; /* a sync each */
     char why[160];
     const int made = sw_thread_trial(lanes + sw_teams_threads(&wanted), why, sizeof(why));

@@ -18,9 +18,10 @@ int sw_teams_default(void);
 /* What is left of the teams when a run may start `room` threads beside the ones it cannot do
  * without: each stays at 1 or above. */
 struct sw_team_sizes {
-    int adam, device;
-    int device_adam; /* the optimizer state is on the device: Adam runs in the device's team, and
-                      * its own size says nothing */
+    int adam, device; /* device: of each rank */
+    int device_adam;  /* the optimizer state is on the device: Adam runs in the device's team, and
+                       * its own size says nothing */
+    int ranks;
 };
 int sw_teams_threads(const struct sw_team_sizes *sizes); /* threads that the teams start */
 void sw_teams_fit(struct sw_team_sizes *sizes, int room);

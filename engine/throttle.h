@@ -9,6 +9,7 @@
 #ifndef ENGINE_THROTTLE_H
 #define ENGINE_THROTTLE_H
 #include <stdint.h>
+#include "engine/collective.h"
 #include "engine/executor.h"
 
 /* The work of a task: bytes of an ADAM, floating-point operations of what the compute lane does for
@@ -29,7 +30,7 @@ struct sw_throttle {
     struct sw_executor_ops real;
     void *ctx; /* of the real ops, and of work */
     sw_work work;
-    struct sw_throttle_lane lanes[SW_LANE_COUNT];
+    struct sw_throttle_lane lanes[SW_LANE_COUNT][SW_RANKS_MAX];
 };
 
 int sw_sim_any(const struct sw_sim_rates *rates);

@@ -28,14 +28,14 @@ enum {
     ROUND_MS = 200
 };
 
-enum record_type { RECORD_TASK, RECORD_MEMORY, RECORD_PEAK };
+enum record_type { RECORD_TASK, RECORD_EVAL_TASK, RECORD_MEMORY, RECORD_PEAK };
 
 struct record {
     uint64_t start_ns, end_ns; /* of memory: start is the moment, end the budget in bytes */
     uint64_t bytes, step;
     const char *unit;
     uint32_t micro;
-    uint8_t type, kind, lane, eval; /* of memory: lane is the tier */
+    uint8_t type, kind, lane, rank; /* of memory: lane is the tier */
 };
 static_assert(sizeof(struct record) == 48, "a task fits into a cache line");
 
@@ -98,6 +98,14 @@ static char *put_us(char *at, int64_t ns) {
     return at;
 }
 
+/* Device lanes of other ranks than the first have the rank's number behind their name. */
+static char *put_lane(char *at, enum sw_lane lane, uint32_t rank) {
+    at = put(at, sw_lane_name(lane));
+    if (rank == 0 || !sw_lane_on_device(lane)) return at;
+    *at++ = ' ';
+    return put_number(at, rank);
+}
+
 static char *put_task(char *at, const struct record *r, uint64_t first_ns) {
     at = put(at, ",\n{\"ph\":\"X\",\"name\":\"");
     at = put(at, sw_task_name((enum sw_task_kind)r->kind));
@@ -105,20 +113,24 @@ static char *put_task(char *at, const struct record *r, uint64_t first_ns) {
         *at++ = ' ';
         at = put_name(at, r->unit);
     }
-    at = put(at, r->eval ? "\",\"cat\":\"eval\",\"pid\":0,\"tid\":" : "\",\"pid\":0,\"tid\":");
-    at = put_number(at, r->lane);
+    if (r->type == RECORD_EVAL_TASK) at = put(at, "\",\"cat\":\"eval");
+    at = put(at, "\",\"pid\":0,\"tid\":");
+    const uint64_t own = sw_lane_on_device((enum sw_lane)r->lane) ? r->rank : 0;
+    at = put_number(at, own * SW_LANE_COUNT + r->lane);
     at = put(at, ",\"ts\":");
     at = put_us(at, (int64_t)(r->start_ns - first_ns));
     at = put(at, ",\"dur\":");
     at = put_us(at, (int64_t)(r->end_ns - r->start_ns));
     at = put(at, ",\"args\":{\"lane\":\"");
-    at = put(at, sw_lane_name((enum sw_lane)r->lane));
+    at = put_lane(at, (enum sw_lane)r->lane, r->rank);
     at = put(at, "\",\"unit\":\"");
     if (r->unit) at = put_name(at, r->unit);
     at = put(at, "\",\"micro\":");
     at = put_number(at, r->micro);
     at = put(at, ",\"bytes\":");
     at = put_number(at, r->bytes);
+    at = put(at, ",\"rank\":");
+    at = put_number(at, r->rank);
     at = put(at, ",\"step\":");
     at = put_number(at, r->step);
     return put(at, "}}");
@@ -173,7 +185,7 @@ static void write_record(struct sw_trace *trace, const struct record *r) {
     const uint64_t first_ns = atomic_load_explicit(&trace->first_ns, memory_order_relaxed);
     char *const from = trace->text + trace->text_used;
     char *to = from;
-    if (r->type == RECORD_TASK)
+    if (r->type <= RECORD_EVAL_TASK)
         to = put_task(from, r, first_ns);
     else if (r->type == RECORD_MEMORY)
         to = put_memory(from, r, first_ns);
@@ -251,10 +263,10 @@ static void begin_at(struct sw_trace *trace, uint64_t ns) {
 void sw_trace_add(struct sw_trace *trace, const struct sw_trace_event *e) {
     if (!trace) return;
     begin_at(trace, e->start_ns);
-    const struct record record = {.type = RECORD_TASK,
+    const struct record record = {.type = e->eval ? RECORD_EVAL_TASK : RECORD_TASK,
                                   .kind = (uint8_t)e->kind,
                                   .lane = (uint8_t)e->lane,
-                                  .eval = e->eval != 0,
+                                  .rank = (uint8_t)e->rank,
                                   .micro = e->micro,
                                   .unit = e->unit,
                                   .step = e->step,
@@ -284,14 +296,17 @@ void sw_trace_peak(struct sw_trace *trace, enum sw_lane lane, uint64_t bytes_per
 
 /* ---- life ---- */
 
-static void begin_text(struct sw_trace *trace) {
+/* A thread for each lane; device lanes have one for each rank. */
+static void begin_text(struct sw_trace *trace, uint32_t ranks) {
     char *at = put(trace->text, "{\"schema\":1,\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    for (int l = 0; l < SW_LANE_COUNT; l++) {
-        if (l) at = put(at, ",\n");
+    for (uint32_t i = 0; i < ranks * SW_LANE_COUNT; i++) {
+        const enum sw_lane lane = (enum sw_lane)(i % SW_LANE_COUNT);
+        if (i >= SW_LANE_COUNT && !sw_lane_on_device(lane)) continue;
+        if (i) at = put(at, ",\n");
         at = put(at, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":");
-        at = put_number(at, (uint64_t)l);
+        at = put_number(at, i);
         at = put(at, ",\"args\":{\"name\":\"");
-        at = put(at, sw_lane_name((enum sw_lane)l));
+        at = put_lane(at, lane, i / SW_LANE_COUNT);
         at = put(at, "\"}}");
     }
     trace->text_used = (uint32_t)(at - trace->text);
@@ -320,7 +335,7 @@ static void destroy(struct sw_trace *trace) {
     free(trace);
 }
 
-int sw_trace_open(struct sw_trace **out, const char *path) {
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t ranks) {
     *out = NULL;
     if (!path) return 0;
     struct sw_trace *trace = malloc(sizeof(*trace));
@@ -332,7 +347,7 @@ int sw_trace_open(struct sw_trace **out, const char *path) {
     int ret = n >= (int)sizeof(trace->partial) ? -ENAMETOOLONG : 0;
     trace->fd = ret < 0 ? -1 : open(trace->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (ret == 0 && trace->fd < 0) ret = -errno;
-    if (ret == 0) begin_text(trace);
+    if (ret == 0) begin_text(trace, ranks);
     if (ret == 0) ret = -pthread_create(&trace->writer, NULL, writer_main, trace);
     if (ret == 0) {
         *out = trace;

@@ -13,7 +13,7 @@
  *       "args":{"lane":"nvme_read","bytes_per_s":2600000000}},
  *      {"ph":"C","name":"memory host","pid":0,"ts":0.000,"args":{"used":4096,"budget":8192}},
  *      {"ph":"X","name":"read layer.1","pid":0,"tid":5,"ts":1.250,"dur":40.125,
- *       "args":{"lane":"nvme_read","unit":"layer.1","micro":0,"bytes":12288,"step":3}}]}
+ *       "args":{"lane":"nvme_read","unit":"layer.1","micro":0,"bytes":12288,"rank":0,"step":3}}]}
  *
  * ts and dur are microseconds. A task of an evaluation has "cat":"eval". Threads: any may add. */
 #ifndef ENGINE_TRACE_H
@@ -23,8 +23,9 @@
 
 struct sw_trace; /* NULL is a trace that goes nowhere, everywhere */
 
-/* path NULL: *out = NULL. 0 or -errno, reported. */
-int sw_trace_open(struct sw_trace **out, const char *path);
+/* For so many ranks, of which each has its own device lanes. path NULL: *out = NULL. 0 or -errno,
+ * reported. */
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t ranks);
 /* Call it when nobody adds any more. 0 or -errno of any write since open, reported. */
 int sw_trace_close(struct sw_trace *trace);
 
@@ -32,7 +33,7 @@ struct sw_trace_event {
     enum sw_task_kind kind;
     enum sw_lane lane;
     const char *unit; /* stays the caller's, until close; NULL: of no unit */
-    uint32_t micro;
+    uint32_t micro, rank;
     int eval; /* of an evaluation: belongs to no step's time */
     uint64_t step, bytes, start_ns, end_ns;
 };

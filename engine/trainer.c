@@ -45,15 +45,26 @@ static int open_data(struct sw_trainer *t) {
 
 static void resolve_steps(struct sw_trainer *t) {
     struct sw_train_options *o = &t->options;
-    const uint64_t rows = (uint64_t)o->micro_batch * o->accumulate;
+    const uint64_t rows = (uint64_t)o->ranks * o->micro_batch * o->accumulate;
     if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
+    if (o->zero < 0) o->zero = o->ranks > 1 ? 3 : 0;
     if (o->overlap == SW_OVERLAP_AUTO)
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
 }
 
-static int open_device(struct sw_trainer *t) {
+static int open_rank(struct sw_trainer *t, uint32_t index) {
+    struct sw_rank *r = &t->ranks[index];
+    const struct sw_host_device_options options = {
+        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
+    r->t = t;
+    r->index = r->shard = index;
+    const int ret = sw_device_host_open(&r->device, &options);
+    return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
+}
+
+static int open_devices(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
     if (ret < 0) return ret;
     const int per_core = t->options.threads == 0;
@@ -61,32 +72,41 @@ static int open_device(struct sw_trainer *t) {
     ret = sw_team_open(&t->team, &t->topology, t->options.threads, per_core);
     if (ret < 0) return ret;
     ret = sw_adam_pick(&t->adam_variant);
+    if (ret == 0) ret = sw_core_share_open(&t->cores, &t->topology, t->options.ranks);
     if (ret < 0) return ret;
-    const struct sw_host_device_options options = {
+    t->ranks = calloc(t->options.ranks, sizeof(*t->ranks));
+    if (!t->ranks) return -ENOMEM;
+    t->rank_count = t->options.ranks;
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = open_rank(t, i);
+    return ret;
+}
 
-        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
-    ret = sw_device_host_open(&t->device, &options);
-    if (ret < 0) return ret;
-    return t->device.ops->stream_create(t->device.device, &t->stream);
+static int open_group(struct sw_trainer *t) {
+    struct sw_comm_handle handles[SW_RANKS_MAX];
+    if (t->rank_count == 1) return 0;
+    const int ret = sw_comm_open_host(handles, t->rank_count, t->options.rank_timeout_s);
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
+    return ret;
 }
 
 static void write_numerics_key(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     snprintf(t->numerics_key, sizeof(t->numerics_key),
-             "ranks=1 micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=fp32 "
+             "ranks=%u micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=%s "
              "grad_dtype=%s moments=%s head_slice=%llu vocabulary_parts=%u operators=%s%s",
-             o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
-             sw_dtype_name(o->grad_dtype), o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
+             t->rank_count, o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
+             sw_dtype_name(o->reduce_dtype), sw_dtype_name(o->grad_dtype),
+             o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
              (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens), t->model.parts,
-             t->device.ops->numerics(t->device.device),
+             t->ranks[0].device.ops->numerics(t->ranks[0].device.device),
              o->sim.flops ? ", left out (--sim-flops)" : "");
 }
 
 static int build_turns(struct sw_trainer *t) {
     t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
-    sw_turn_shape_pick_late(&t->shape, t->unit_elements);
-    sw_llama_describe(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
-                      t->options.seq_len, t->placement.head_whole);
+    sw_turn_shape_pick_late(&t->shape, t->shard_elements);
+    sw_llama_describe(&t->ranks[0].llama, &t->model, &t->ranks[0].device, t->options.dtype,
+                      t->options.micro_batch, t->options.seq_len, t->placement.head_whole);
     const int picked = sw_trainer_pick_late(t);
     if (picked < 0) return picked;
     const struct sw_turn_shape *s = &t->shape;
@@ -100,8 +120,8 @@ static int build_turns(struct sw_trainer *t) {
     if (ret == 0 && t->val_open)
         ret = sw_turn_build(&t->eval_next, s, SW_TURN_EVAL, 0, &t->eval_first);
     if (ret < 0) return ret;
-    for (uint32_t i = 0; i < t->steady.task_count; i++) t->late_tasks += t->steady.tasks[i].late;
-    t->train_tasks = t->steady.task_count - t->late_tasks;
+    t->late_tasks = sw_trainer_count_tasks(t, &t->steady, 1);
+    t->train_tasks = sw_trainer_count_tasks(t, &t->steady, 0);
 #ifdef SW_CHECK_TURNS
     const struct sw_turn *const run[] = {&t->first, &t->second, &t->steady, &t->steady, &t->drain};
     char why[256];
@@ -153,7 +173,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {
         resolve_steps(t);
-        ret = open_device(t);
+        ret = open_devices(t);
     }
     if (ret == 0) ret = sw_trainer_size(t);
     if (ret == 0) {
@@ -175,11 +195,24 @@ static int open_executor(struct sw_trainer *t) {
     const struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
                                            &t->drain, &t->eval_first, &t->eval_next};
     const uint32_t count = sizeof(turns) / sizeof(turns[0]);
+    struct sw_device_handle devices[SW_RANKS_MAX];
+    for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
     if (!sw_sim_any(&t->options.sim))
-        return sw_executor_open(&t->executor, &t->device, &sw_trainer_lanes, t, turns, count);
+        return sw_executor_open(&t->executor, devices, t->rank_count, &sw_trainer_lanes, t, turns,
+                                count);
     t->throttle = (struct sw_throttle){
         .rates = t->options.sim, .real = sw_trainer_lanes, .ctx = t, .work = sw_trainer_work};
-    return sw_executor_open(&t->executor, &t->device, &sw_throttle_ops, &t->throttle, turns, count);
+    return sw_executor_open(&t->executor, devices, t->rank_count, &sw_throttle_ops, &t->throttle,
+                            turns, count);
+}
+
+static void announce_ranks(const struct sw_trainer *t) {
+    char list[128];
+    for (uint32_t i = 0; i < t->rank_count && t->cores; i++) {
+        sw_core_share_list(t->cores, i, list, sizeof(list));
+        sw_info("rank %u: %d thread%s on CPUs %s", t->ranks[i].shard, t->options.device_threads,
+                t->options.device_threads == 1 ? "" : "s", list);
+    }
 }
 
 static void announce_team(const struct sw_trainer *t) {
@@ -187,8 +220,9 @@ static void announce_team(const struct sw_trainer *t) {
     for (uint32_t c = 0; c < p->chunk_count; c++) {
         const struct sw_chunk *chunk = &p->chunks[c];
         if (chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
-        const char *record = chunk->tier == SW_TIER_HOST ? t->host_state + chunk->record_offset
-                                                         : t->rings[SW_RING_STATE];
+        const struct sw_rank *r = &t->ranks[0];
+        const char *record = chunk->tier == SW_TIER_HOST ? r->host_state + chunk->record_offset
+                                                         : r->rings[SW_RING_STATE];
         sw_team_announce(t->team, record, chunk->record_bytes);
         return;
     }
@@ -203,8 +237,10 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) announce_team(t);
-    if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace);
+    if (ret == 0) announce_ranks(t);
+    if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace, t->rank_count);
     if (ret == 0) sw_trace_machine(t->trace, &t->options);
+    if (ret == 0) ret = open_group(t);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && (t->options.restart || t->options.resume) && !t->resuming)
         ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);
@@ -218,13 +254,19 @@ void sw_trainer_close(struct sw_trainer *t) {
     sw_trainer_free_memory(t);
     free(t->resumed.entries);
     sw_team_close(t->team);
+    sw_core_share_close(t->cores);
     if (t->out_held >= 0) close(t->out_held);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */
     struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
                                      &t->drain, &t->eval_first, &t->eval_next};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) sw_turn_free(turns[i]);
-    if (t->stream) t->device.ops->stream_destroy(t->stream);
-    if (t->device.device) t->device.ops->close(t->device.device);
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        struct sw_rank *r = &t->ranks[i];
+        if (r->comm.comm) r->comm.ops->close(r->comm.comm);
+        if (r->stream) r->device.ops->stream_destroy(r->stream);
+        if (r->device.device) r->device.ops->close(r->device.device);
+    }
+    free(t->ranks);
     if (t->data_open) sw_data_close(&t->data);
     if (t->val_open) sw_data_close(&t->val);
     sw_model_close(&t->model);

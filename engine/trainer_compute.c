@@ -4,245 +4,321 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <string.h>
 #include "base/size.h"
 
-static const char *weights_of(const struct sw_trainer *t, const struct sw_run *run,
+static const char *weights_of(const struct sw_rank *r, const struct sw_run *run,
                               const struct sw_task *task) {
-    if (task->at[SW_RING_WINDOW] >= 0) return sw_slot(t, run, task, SW_RING_WINDOW);
-    return t->weights + t->placement.unit_weight_offset[task->unit];
+    const struct sw_trainer *t = r->t;
+    if (task->at[SW_RING_WINDOW] >= 0) return sw_slot(r, run, task, SW_RING_WINDOW);
+    return r->weights + t->placement.unit_weight_offset[task->unit];
 }
 
 /* A unit's input; position: of the ring, for one that is kept elsewhere. */
-static char *input_of(const struct sw_trainer *t, const struct sw_run *run, uint32_t unit,
+static char *input_of(const struct sw_rank *r, const struct sw_run *run, uint32_t unit,
                       uint32_t micro, int32_t position) {
+    const struct sw_trainer *t = r->t;
     const uint64_t bytes = t->input.activation_bytes;
     const uint32_t norm = sw_model_norm_unit(&t->model);
-    if (unit > norm) return t->head_input + micro * bytes;
-    if (unit == norm) return t->norm_input + micro * bytes;
+    if (unit > norm) return r->head_input + micro * bytes;
+    if (unit == norm) return r->norm_input + micro * bytes;
     const uint32_t place = sw_placement_place(&t->placement, unit - t->model.parts);
     if (place > 0)
-        return t->group + ((uint64_t)(place - 1) * t->options.accumulate + micro) * bytes;
+        return r->group + ((uint64_t)(place - 1) * t->options.accumulate + micro) * bytes;
     const struct sw_kept *kept = &t->placement.kept[sw_kept_index(t, unit, micro)];
-    if (kept->tier == SW_TIER_DEVICE) return t->kept + kept->offset;
-    return sw_slot_at(t, run, SW_RING_KEPT, position);
+    if (kept->tier == SW_TIER_DEVICE) return r->kept + kept->offset;
+    return sw_slot_at(r, run, SW_RING_KEPT, position);
 }
 
 /* A unit's accumulator: a slot of the ring, or the head's where that is whole. */
-static float *acc_of(const struct sw_trainer *t, const struct sw_run *run,
+static float *acc_of(const struct sw_rank *r, const struct sw_run *run,
                      const struct sw_task *task) {
-    if (task->at[SW_RING_ACC] >= 0) return (float *)sw_slot(t, run, task, SW_RING_ACC);
+    const struct sw_trainer *t = r->t;
+    if (task->at[SW_RING_ACC] >= 0) return (float *)sw_slot(r, run, task, SW_RING_ACC);
     const uint32_t norm = sw_model_norm_unit(&t->model);
     const uint32_t part = task->unit > norm ? task->unit - norm - 1 : task->unit;
-    return (float *)(t->head_acc + t->placement.head_acc_offset[part]);
+    return (float *)(r->head_acc + t->placement.head_acc_offset[part]);
 }
 
 /* ---- compute ---- */
 
-static int forward(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int forward(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                    struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const uint32_t u = task->unit, m = task->micro, parts = t->model.parts;
     const struct sw_unit *unit = &t->model.units[u];
-    const char *weights = weights_of(t, run, task);
-    char *out = input_of(t, run, u < parts ? parts : u + 1, m, task->kept_out);
+    const char *weights = weights_of(r, run, task);
+    char *out = input_of(r, run, u < parts ? parts : u + 1, m, task->kept_out);
     if (u < parts)
-        return sw_llama_embed(&t->llama, stream, unit, weights,
-                              t->batch_tokens + m * t->micro_tokens, out);
-    const char *in = input_of(t, run, u, m, task->at[SW_RING_KEPT]);
-    if (unit->kind == SW_UNIT_NORM) return sw_llama_norm(&t->llama, stream, unit, weights, in, out);
-    return sw_llama_layer(&t->llama, stream, unit, weights, in, out);
+        return sw_llama_embed(&r->llama, stream, unit, weights,
+                              r->batch_tokens + m * t->micro_tokens, out);
+    const char *in = input_of(r, run, u, m, task->at[SW_RING_KEPT]);
+    if (unit->kind == SW_UNIT_NORM) return sw_llama_norm(&r->llama, stream, unit, weights, in, out);
+    return sw_llama_layer(&r->llama, stream, unit, weights, in, out);
 }
 
 /* What a part of the head works on, but for its accumulator. */
-static struct sw_llama_head head_part(struct sw_trainer *t, const struct sw_run *run, uint32_t unit,
+static struct sw_llama_head head_part(struct sw_rank *r, const struct sw_run *run, uint32_t unit,
                                       const char *weights, uint32_t m) {
+    struct sw_trainer *t = r->t;
     const uint64_t at = m * t->micro_tokens;
     const uint64_t tokens = run->turn->kind == SW_TURN_TRAIN ? sw_record(t, run->step)->tokens : 0;
     return (struct sw_llama_head){
         .unit = &t->model.units[unit],
         .matrix = weights,
-        .x = input_of(t, run, sw_model_norm_unit(&t->model) + 1, m, -1),
-        .targets = t->batch_targets + at,
-        .mask = t->batch_mask + at,
+        .x = input_of(r, run, sw_model_norm_unit(&t->model) + 1, m, -1),
+        .targets = r->batch_targets + at,
+        .mask = r->batch_mask + at,
         .scale = tokens ? (float)(1.0 / (double)tokens) : 0,
-        .stats = (float *)((char *)t->stats + m * sw_head_stats_bytes(t->micro_tokens)),
+        .stats = (float *)((char *)r->stats + m * sw_head_stats_bytes(t->micro_tokens)),
     };
 }
 
-static float *head_grad_of(const struct sw_trainer *t, uint32_t m) {
-    return (float *)((char *)t->head_grad + m * sw_head_grad_bytes(t, t->micro_tokens));
+static float *head_grad_of(const struct sw_rank *r, uint32_t m) {
+    const struct sw_trainer *t = r->t;
+    return (float *)((char *)r->head_grad + m * sw_head_grad_bytes(t, t->micro_tokens));
 }
 
-static int head_forward(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int head_forward(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                         struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const uint32_t m = task->micro;
-    const struct sw_llama_head h = head_part(t, run, task->unit, weights_of(t, run, task), m);
+    const struct sw_llama_head h = head_part(r, run, task->unit, weights_of(r, run, task), m);
     const int ret =
-        sw_llama_head_stats(&t->llama, stream, &h, task->unit == sw_model_head_unit(&t->model, 0));
+        sw_llama_head_stats(&r->llama, stream, &h, task->unit == sw_model_head_unit(&t->model, 0));
     if (ret < 0 || task->unit != sw_model_head_unit(&t->model, t->model.parts - 1)) return ret;
-    return sw_llama_head_loss(&t->llama, stream, h.stats, h.mask, t->loss_sums + m);
+    return sw_llama_head_loss(&r->llama, stream, h.stats, h.mask, r->loss_sums + m);
 }
 
 /* Zeroes what lies between the tensors of a unit: slots are shared by units of other layouts. */
-static int zero_gaps(struct sw_trainer *t, uint32_t u, float *acc, struct sw_stream *stream) {
+static int zero_gaps(struct sw_rank *r, uint32_t u, float *acc, struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_unit *unit = &t->model.units[u];
     int ret = 0;
     uint64_t at = 0;
+    const uint64_t end = sw_full_elements(t, u);
     for (uint32_t i = 0; i <= unit->tensor_count && ret == 0; i++) {
-        const uint64_t next = i < unit->tensor_count ? unit->tensors[i].first : unit->count;
-        if (next > at) ret = t->device.ops->zero(stream, acc + at, (next - at) * sizeof(*acc));
+        const uint64_t next = i < unit->tensor_count ? unit->tensors[i].first : end;
+        if (next > at) ret = r->device.ops->zero(stream, acc + at, (next - at) * sizeof(*acc));
         if (i < unit->tensor_count) at = next + unit->tensors[i].count;
     }
     return ret;
 }
 
-static int head_whole(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int head_whole(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                       struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     struct sw_llama_head parts[SW_PARTS_MAX];
     const uint32_t m = task->micro;
     int ret = 0;
     for (uint32_t part = 0; part < t->model.parts && ret == 0; part++) {
         const uint32_t unit = sw_model_head_unit(&t->model, part);
-        float *acc = (float *)(t->head_acc + t->placement.head_acc_offset[part]);
+        float *acc = (float *)(r->head_acc + t->placement.head_acc_offset[part]);
         parts[part] =
-            head_part(t, run, unit, t->weights + t->placement.unit_weight_offset[unit], m);
+            head_part(r, run, unit, r->weights + t->placement.unit_weight_offset[unit], m);
         parts[part].d_matrix = acc;
         parts[part].d_accumulate = m > 0;
-        if (m == 0) ret = zero_gaps(t, unit, acc, stream);
+        if (m == 0) ret = zero_gaps(r, unit, acc, stream);
     }
     if (ret < 0) return ret;
-    return sw_llama_head_whole(&t->llama, stream, parts, t->model.parts, t->loss_sums + m,
-                               head_grad_of(t, m));
+    return sw_llama_head_whole(&r->llama, stream, parts, t->model.parts, r->loss_sums + m,
+                               head_grad_of(r, m));
 }
 
 /* The gradient of the head's input, and of the matrix where this is the visit that makes it. */
-static int head_backward(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int head_backward(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                          struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const uint32_t m = task->micro, last = sw_model_head_unit(&t->model, t->model.parts - 1);
-    struct sw_llama_head h = head_part(t, run, task->unit, weights_of(t, run, task), m);
+    struct sw_llama_head h = head_part(r, run, task->unit, weights_of(r, run, task), m);
     if (task->kind == SW_TASK_HEAD_BACKWARD) {
-        h.dx = head_grad_of(t, m);
+        h.dx = head_grad_of(r, m);
         h.dx_accumulate = task->unit != last;
     }
     if (task->at[SW_RING_ACC] >= 0) {
-        h.d_matrix = acc_of(t, run, task);
+        h.d_matrix = acc_of(r, run, task);
         h.d_accumulate = m > 0;
-        const int ret = m == 0 ? zero_gaps(t, task->unit, h.d_matrix, stream) : 0;
+        const int ret = m == 0 ? zero_gaps(r, task->unit, h.d_matrix, stream) : 0;
         if (ret < 0) return ret;
     }
-    return sw_llama_head_backward(&t->llama, stream, &h);
+    return sw_llama_head_backward(&r->llama, stream, &h);
 }
 
-static int backward(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                     struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const uint32_t u = task->unit, m = task->micro;
     const struct sw_unit *unit = &t->model.units[u];
-    char *dx = t->between + m * t->input.activation_bytes;
-    float *acc = acc_of(t, run, task);
+    char *dx = r->between + m * t->input.activation_bytes;
+    float *acc = acc_of(r, run, task);
     if (u < t->model.parts) {
         /* A tied matrix has the head's gradient already. */
-        const int ret = m == 0 && !t->model.config.tied ? zero_gaps(t, u, acc, stream) : 0;
+        const int ret = m == 0 && !t->model.config.tied ? zero_gaps(r, u, acc, stream) : 0;
         if (ret < 0) return ret;
-        return sw_llama_embed_backward(&t->llama, stream, unit, acc, m > 0 || t->model.config.tied,
-                                       t->batch_tokens + m * t->micro_tokens, dx);
+        return sw_llama_embed_backward(&r->llama, stream, unit, acc, m > 0 || t->model.config.tied,
+                                       r->batch_tokens + m * t->micro_tokens, dx);
     }
-    const int ret = m == 0 ? zero_gaps(t, u, acc, stream) : 0;
+    const int ret = m == 0 ? zero_gaps(r, u, acc, stream) : 0;
     if (ret < 0) return ret;
-    const char *weights = weights_of(t, run, task);
-    const char *in = input_of(t, run, u, m, task->at[SW_RING_KEPT]);
+    const char *weights = weights_of(r, run, task);
+    const char *in = input_of(r, run, u, m, task->at[SW_RING_KEPT]);
     if (unit->kind == SW_UNIT_NORM)
-        return sw_llama_norm_backward(&t->llama, stream, unit, weights, acc, m > 0, in,
-                                      head_grad_of(t, m), dx);
-    return sw_llama_layer_backward(&t->llama, stream, unit, weights, acc, m > 0, in, dx);
+        return sw_llama_norm_backward(&r->llama, stream, unit, weights, acc, m > 0, in,
+                                      head_grad_of(r, m), dx);
+    return sw_llama_layer_backward(&r->llama, stream, unit, weights, acc, m > 0, in, dx);
+}
+
+/* ---- between ranks ---- */
+
+/* Test builds make NaN of what a rank does not hold: the other ranks' pieces of a buffer of a whole
+ * unit. The host device's memory is the host's. */
+static void forget_others(const struct sw_rank *r, uint32_t unit, char *whole, uint64_t element) {
+#ifdef SW_POISON
+    const uint64_t first = sw_shard_first(r, unit), end = first + r->t->shard_elements[unit];
+    memset(whole, 0xFF, first * element);
+    memset(whole + end * element, 0xFF, (sw_full_elements(r->t, unit) - end) * element);
+#else
+    (void)r, (void)unit, (void)whole, (void)element;
+#endif
+}
+
+/* A collective is busy from when the last rank has come. */
+static void began(const struct sw_rank *r, struct sw_run *run, const struct sw_task *task) {
+    const uint64_t met_ns = r->comm.ops->met_ns(r->comm.comm);
+    if (met_ns) run->start_ns[sw_run_at(run, task, r->index)] = met_ns;
+}
+
+/* A unit's weights of all ranks: from the shards on the devices, or from what was loaded into this
+ * rank's place in the window; in place where the weights stay. */
+static int gather(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
+                  struct sw_stream *stream) {
+    const struct sw_trainer *t = r->t;
+    const struct sw_placement *p = &t->placement;
+    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    const uint64_t bytes = t->shard_elements[task->unit] * element;
+    const struct sw_chunk *first = &p->chunks[p->unit_first_chunk[task->unit]];
+    char *out = task->at[SW_RING_WINDOW] >= 0 ? sw_slot(r, run, task, SW_RING_WINDOW)
+                                              : r->weights + p->unit_weight_offset[task->unit];
+    const char *in = first->weight_tier == SW_TIER_DEVICE
+                         ? sw_weights_at(r, first)
+                         : out + sw_shard_first(r, task->unit) * element;
+    *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
+    forget_others(r, task->unit, out, element);
+    const int ret = r->comm.ops->all_gather(r->comm.comm, stream, out, in, bytes);
+    began(r, run, task);
+    return ret;
+}
+
+static int scatter(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
+                   struct sw_stream *stream) {
+    const struct sw_trainer *t = r->t;
+    float *acc = acc_of(r, run, task);
+    *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
+    const int ret =
+        r->comm.ops->reduce_scatter(r->comm.comm, stream, acc + sw_shard_first(r, task->unit), acc,
+                                    t->options.reduce_dtype, t->shard_elements[task->unit]);
+    if (ret == 0) forget_others(r, task->unit, (char *)acc, sizeof(*acc));
+    began(r, run, task);
+    return ret;
 }
 
 /* ---- gradients ---- */
 
-static int reduce(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+static int reduce(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
                   struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_placement *p = &t->placement;
     const struct sw_chunk *first = sw_chunk_of(t, task), *last = &p->chunks[first->span_end - 1];
     const uint64_t element = sw_dtype_bytes(t->options.grad_dtype);
     const uint64_t count = last->first + last->count - first->first;
     const int away = task->at[SW_RING_ROUNDED] >= 0;
-    char *out = away ? sw_slot(t, run, task, SW_RING_ROUNDED) : t->grads + first->grad_offset;
-    int ret = t->device.ops->round_norm(
-        stream, out, t->options.grad_dtype, acc_of(t, run, task) + first->first, count,
-        t->block_sums[task->unit] + first->first / SW_NORM_BLOCK, &t->bad[task->chunk]);
+    char *out = away ? sw_slot(r, run, task, SW_RING_ROUNDED) : r->grads + first->grad_offset;
+    int ret = r->device.ops->round_norm(
+        stream, out, t->options.grad_dtype,
+        acc_of(r, run, task) + sw_shard_first(r, task->unit) + first->first, count,
+        r->block_sums[task->unit] + first->first / SW_NORM_BLOCK, &r->bad[task->chunk]);
     /* Chunks of one span may wait in different tiers. */
     for (uint32_t c = first->span_first; away && c < first->span_end && ret == 0; c++)
         if (p->chunks[c].grad_tier == SW_TIER_DEVICE)
-            ret = t->device.ops->copy_d2d(stream, t->grads + p->chunks[c].grad_offset,
+            ret = r->device.ops->copy_d2d(stream, r->grads + p->chunks[c].grad_offset,
                                           out + (p->chunks[c].first - first->first) * element,
                                           p->chunks[c].count * element);
     return ret;
 }
 
-static int grad(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int grad(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                 struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     const uint64_t element = sw_dtype_bytes(t->options.grad_dtype);
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
-    const char *from = t->grads + chunk->grad_offset;
+    const char *from = r->grads + chunk->grad_offset;
     if (chunk->grad_tier != SW_TIER_DEVICE)
-        from = sw_slot(t, run, task, SW_RING_ROUNDED) +
+        from = sw_slot(r, run, task, SW_RING_ROUNDED) +
                (chunk->first - t->placement.chunks[chunk->span_first].first) * element;
-    char *to = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(t, run, task, SW_RING_GRAD_STAGE)
-                                                 : t->host_grads + chunk->grad_offset;
-    *sw_bytes_of(run, task) = bytes;
-    return t->device.ops->copy_d2h(stream, to, from, bytes);
+    char *to = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(r, run, task, SW_RING_GRAD_STAGE)
+                                                 : r->host_grads + chunk->grad_offset;
+    *sw_bytes_of(r, run, task) = bytes;
+    return r->device.ops->copy_d2h(stream, to, from, bytes);
 }
 
-static int norms(struct sw_trainer *t, const struct sw_task *task, struct sw_stream *stream) {
+static int norms(struct sw_rank *r, const struct sw_task *task, struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_placement *p = &t->placement;
     const uint32_t u = task->unit, first = p->unit_first_chunk[u];
-    const struct unit_norms *n = &t->norms[u];
-    const int ret = t->device.ops->copy_d2h(stream, n->block_sums, t->block_sums[u],
+    const struct unit_norms *n = &r->norms[u];
+    const int ret = r->device.ops->copy_d2h(stream, n->block_sums, r->block_sums[u],
                                             n->block_count * sizeof(double));
     if (ret < 0) return ret;
-    return t->device.ops->copy_d2h(stream, t->host_bad + first, t->bad + first,
-                                   (p->unit_first_chunk[u + 1] - first) * sizeof(*t->bad));
+    return r->device.ops->copy_d2h(stream, r->host_bad + first, r->bad + first,
+                                   (p->unit_first_chunk[u + 1] - first) * sizeof(*r->bad));
 }
 
 /* ---- kept inputs ---- */
 
-static int spill_or_fetch(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int spill_or_fetch(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                           struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_kept *kept = &t->placement.kept[sw_kept_index(t, task->unit, task->micro)];
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
-    char *device = sw_slot(t, run, task, SW_RING_KEPT);
-    char *host = kept->tier == SW_TIER_HOST ? t->host_kept + kept->offset
-                                            : sw_slot(t, run, task, SW_RING_KEPT_STAGE);
-    *sw_bytes_of(run, task) = bytes;
-    if (task->kind == SW_TASK_SPILL) return t->device.ops->copy_d2h(stream, host, device, bytes);
-    return t->device.ops->copy_h2d(stream, device, host, bytes);
+    char *device = sw_slot(r, run, task, SW_RING_KEPT);
+    char *host = kept->tier == SW_TIER_HOST ? r->host_kept + kept->offset
+                                            : sw_slot(r, run, task, SW_RING_KEPT_STAGE);
+    *sw_bytes_of(r, run, task) = bytes;
+    if (task->kind == SW_TASK_SPILL) return r->device.ops->copy_d2h(stream, host, device, bytes);
+    return r->device.ops->copy_h2d(stream, device, host, bytes);
 }
 
 /* ---- the table ---- */
 
-int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+int sw_trainer_compute(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream) {
     switch (task->kind) {
     case SW_TASK_FORWARD:
     case SW_TASK_RECOMPUTE:
-        return forward(t, run, task, stream);
+        return forward(r, run, task, stream);
     case SW_TASK_BACKWARD:
-        return backward(t, run, task, stream);
+        return backward(r, run, task, stream);
     case SW_TASK_HEAD_FORWARD:
-        return head_forward(t, run, task, stream);
+        return head_forward(r, run, task, stream);
     case SW_TASK_HEAD_WHOLE:
-        return head_whole(t, run, task, stream);
+        return head_whole(r, run, task, stream);
     case SW_TASK_HEAD_BACKWARD:
     case SW_TASK_HEAD_GRAD:
-        return head_backward(t, run, task, stream);
+        return head_backward(r, run, task, stream);
+    case SW_TASK_GATHER:
+        return gather(r, run, task, stream);
+    case SW_TASK_SCATTER:
+        return scatter(r, run, task, stream);
     case SW_TASK_REDUCE:
-        return reduce(t, run, task, stream);
+        return reduce(r, run, task, stream);
     case SW_TASK_GRAD:
-        return grad(t, run, task, stream);
+        return grad(r, run, task, stream);
     case SW_TASK_NORMS:
-        return norms(t, task, stream);
+        return norms(r, task, stream);
     case SW_TASK_SPILL:
     case SW_TASK_FETCH:
-        return spill_or_fetch(t, run, task, stream);
+        return spill_or_fetch(r, run, task, stream);
     default:
         assert(!"a task of an NVMe lane");
         return -EINVAL;
@@ -275,15 +351,21 @@ static double flops(const struct sw_trainer *t, const struct sw_task *task) {
     const uint32_t parts = task->kind == SW_TASK_HEAD_WHOLE ? t->model.parts : 1;
     double sum = 0;
     for (uint32_t part = 0; part < parts; part++)
-        sum +=
-            sw_llama_flops(&t->llama, parts > 1 ? sw_model_head_unit(&t->model, part) : task->unit,
-                           pass_of(t, task));
+        sum += sw_llama_flops(&t->ranks[0].llama,
+                              parts > 1 ? sw_model_head_unit(&t->model, part) : task->unit,
+                              pass_of(t, task));
     return sum;
 }
 
 uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task) {
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     switch (task->kind) {
+    case SW_TASK_GATHER:
+        return (t->placement.shards - 1) * t->shard_elements[task->unit] *
+               sw_dtype_bytes(t->options.dtype);
+    case SW_TASK_SCATTER:
+        return (t->placement.shards - 1) * t->shard_elements[task->unit] *
+               sw_dtype_bytes(t->options.reduce_dtype);
     case SW_TASK_GRAD:
         return chunk->count * sw_dtype_bytes(t->options.grad_dtype);
     case SW_TASK_UPLOAD:

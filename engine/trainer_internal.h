@@ -14,6 +14,7 @@
 #include "cpu_adam/adam.h"
 #include "engine/drives.h"
 #include "engine/budget.h"
+#include "engine/collective.h"
 #include "engine/executor.h"
 #include "engine/llama.h"
 #include "engine/throttle.h"
@@ -21,12 +22,16 @@
 #include "engine/trainer.h"
 #include "nvme/homes.h"
 #include "offload/arena.h"
+#include "offload/core_share.h"
 #include "offload/team.h"
 #include "offload/topology.h"
 
 #define SW_NO_COMMIT UINT64_MAX
 
 enum { STEP_RECORDS = SW_RUNS_KEPT, RANGES_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1 };
+
+struct sw_trainer;
+struct sw_rank;
 
 struct step_record {
     uint64_t step;
@@ -40,7 +45,8 @@ struct step_record {
     /* Batch. */
     uint64_t tokens;
     /* Accounting. */
-    uint64_t busy_ns[SW_LANE_COUNT];
+    uint64_t busy_ns[SW_RANKS_MAX][SW_LANE_COUNT];
+    uint64_t bytes[SW_RANKS_MAX][SW_BYTES_COUNT];
     atomic_uint tasks_left;
     uint64_t end_ns;     /* set by the task that ended last, before finished */
     atomic_int finished; /* the record is the trainer's thread's again */
@@ -67,7 +73,7 @@ struct spill_store {
     struct sw_nvme_store *store;           /* NULL: nothing of it is on NVMe */
     struct sw_nvme_queue *reader, *writer; /* of the lanes */
     struct sw_nvme_queue *idle[2];         /* read, write: the trainer's thread's */
-    uint32_t *record_of;                   /* by chunk, or by group and micro-batch */
+    uint32_t *record_of;                   /* by sw_spill_index() */
     uint32_t *checksums;                   /* by record: CRC-32C of what was written */
     uint64_t *bytes;                       /* by record, not rounded up */
 };
@@ -78,6 +84,7 @@ struct lane_request {
     struct sw_nvme_queue *queue;
     struct spill_store *spill; /* NULL: an optimizer record */
     struct step_record *record;
+    struct sw_rank *rank;
     uint32_t unit;
 };
 
@@ -87,24 +94,14 @@ struct eval_state {
     uint64_t tokens;   /* data lane */
 };
 
-struct sw_trainer {
-    struct sw_train_options options; /* resolved */
-    struct sw_trainer_hooks hooks;
-    struct sw_model model;
-    struct sw_data data, val;
-    int data_open, val_open;
-    struct sw_topology topology;
-    struct sw_team *team; /* Adam's; placed by the adam lane */
+/* One rank: its device and what it holds of every unit. All ranks have the same placement. */
+struct sw_rank {
+    struct sw_trainer *t;
+    uint32_t index; /* of the process's ranks */
+    uint32_t shard; /* of every unit: which one is this rank's */
     struct sw_device_handle device;
-    const struct sw_adam_variant *adam_variant;
-    struct sw_adam_format format;
-    char numerics_key[512];
-
-    uint64_t *unit_elements;
-    struct sw_placement_input input;
-    struct sw_placement placement;
-    struct sw_turn_shape shape;
-    uint64_t step_rows, micro_tokens;
+    struct sw_stream *stream; /* the trainer's thread's own */
+    struct sw_comm_handle comm;
 
     /* Device memory: one allocation, carved. */
     char *device_base;
@@ -125,8 +122,7 @@ struct sw_trainer {
     char *device_state;
     struct sw_llama llama;
 
-    /* Host memory. */
-    struct sw_arena arena;
+    /* Host memory: its part of the process's. */
     char *host_weights, *host_state, *host_grads, *host_kept;
     int32_t *stage_tokens, *stage_targets;
     uint8_t *stage_mask;
@@ -135,6 +131,30 @@ struct sw_trainer {
     double *host_loss_sums;
     struct sw_device_adam_step host_step; /* staging of the device's scalars */
     struct chunk_state *chunks;
+};
+
+struct sw_trainer {
+    struct sw_train_options options; /* resolved */
+    struct sw_trainer_hooks hooks;
+    struct sw_model model;
+    struct sw_data data, val;
+    int data_open, val_open;
+    struct sw_topology topology;
+    struct sw_team *team;        /* Adam's; placed by the adam lane */
+    struct sw_core_share *cores; /* of the ranks' device lanes */
+    const struct sw_adam_variant *adam_variant;
+    struct sw_adam_format format;
+    char numerics_key[512];
+
+    uint64_t *shard_elements; /* by unit: of a rank's shard, with padding */
+    struct sw_placement_input input;
+    struct sw_placement placement;
+    struct sw_turn_shape shape;
+    uint64_t step_rows, rank_rows, micro_tokens; /* rows: of a step, and each rank's of them */
+    struct sw_rank *ranks;
+    uint32_t rank_count;   /* in this process */
+    struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */
+
     char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
     uint64_t loaded_bytes;  /* of weights and records, into their tiers */
     uint64_t saved_bytes;   /* of the save under way */
@@ -164,7 +184,6 @@ struct sw_trainer {
     struct sw_executor *executor;
     struct sw_throttle throttle; /* between executor and lanes, when a rate is set */
     struct sw_trace *trace;      /* NULL: none */
-    struct sw_stream *stream;    /* the trainer's thread's own */
 
     struct step_record records[STEP_RECORDS];
     uint32_t train_tasks, late_tasks; /* per step: in its own turn, not the first; in the next */
@@ -206,17 +225,18 @@ static inline const struct sw_chunk *sw_chunk_of(const struct sw_trainer *t,
     return &t->placement.chunks[task->chunk];
 }
 
-static inline char *sw_slot_at(const struct sw_trainer *t, const struct sw_run *run,
-                               enum sw_ring ring, int32_t position) {
+static inline char *sw_slot_at(const struct sw_rank *r, const struct sw_run *run, enum sw_ring ring,
+                               int32_t position) {
+    const struct sw_trainer *t = r->t;
     assert(position >= 0);
     const uint64_t slot =
         (run->ring_base[ring] + (uint64_t)position) % t->placement.ring_slots[ring];
-    return t->rings[ring] + slot * t->placement.ring_slot_bytes[ring];
+    return r->rings[ring] + slot * t->placement.ring_slot_bytes[ring];
 }
 
-static inline char *sw_slot(const struct sw_trainer *t, const struct sw_run *run,
+static inline char *sw_slot(const struct sw_rank *r, const struct sw_run *run,
                             const struct sw_task *task, enum sw_ring ring) {
-    return sw_slot_at(t, run, ring, task->at[ring]);
+    return sw_slot_at(r, run, ring, task->at[ring]);
 }
 
 static inline uint64_t sw_kept_index(const struct sw_trainer *t, uint32_t unit, uint32_t micro) {
@@ -236,8 +256,34 @@ static inline int sw_is_cancelled(const struct sw_run *run, const struct sw_task
     return atomic_load(&run->cancelled);
 }
 
-static inline uint64_t *sw_bytes_of(struct sw_run *run, const struct sw_task *task) {
-    return &run->bytes[task - run->turn->tasks];
+static inline uint64_t *sw_bytes_of(const struct sw_rank *r, struct sw_run *run,
+                                    const struct sw_task *task) {
+    return &run->bytes[sw_run_at(run, task, r->index)];
+}
+
+/* A unit's elements with the padding of all shards, and where this rank's begin. */
+static inline uint64_t sw_full_elements(const struct sw_trainer *t, uint32_t unit) {
+    return t->placement.shards * t->shard_elements[unit];
+}
+static inline uint64_t sw_shard_first(const struct sw_rank *r, uint32_t unit) {
+    return r->shard * r->t->shard_elements[unit];
+}
+
+/* A chunk's number in the store, where every rank's are. */
+static inline uint32_t sw_store_chunk(const struct sw_rank *r, uint32_t chunk) {
+    return chunk * r->t->rank_count + r->index;
+}
+
+static inline uint32_t sw_trainer_store_chunks(const struct sw_trainer *t) {
+    return t->placement.chunk_count * t->rank_count;
+}
+
+/* Where a chunk's weights are on the device when they stay there. */
+static inline char *sw_weights_at(const struct sw_rank *r, const struct sw_chunk *chunk) {
+    const struct sw_placement *p = &r->t->placement;
+    const uint64_t element = sw_dtype_bytes(r->t->options.dtype);
+    const uint64_t first = p->whole_weights ? sw_shard_first(r, chunk->unit) * element : 0;
+    return r->weights + chunk->weight_offset + first;
 }
 
 /* ---- the files ---- */
@@ -257,8 +303,7 @@ int sw_trainer_refuse(struct sw_trainer *t, const struct sw_train_options *asked
 int sw_trainer_allocate(struct sw_trainer *t);
 void sw_trainer_free_memory(struct sw_trainer *t);
 /* Chunk c's state in this record; gradient and weight are left NULL. */
-void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
-                    struct sw_adam_chunk *out);
+void sw_trainer_map(const struct sw_rank *r, uint32_t c, void *record, struct sw_adam_chunk *out);
 /* Bytes of a chunk's weights. */
 uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
 
@@ -266,11 +311,11 @@ uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
  * stop was asked for meanwhile. */
 int sw_trainer_load(struct sw_trainer *t);
 /* A virgin chunk's record: the model's weights as masters, moments of zero, the rest zero. */
-void sw_trainer_start_chunk(const struct sw_trainer *t, uint32_t c, void *record);
+void sw_trainer_start_chunk(const struct sw_rank *r, uint32_t c, void *record);
 /* Rounds the masters of a record to the working type. */
-void sw_trainer_round_masters(const struct sw_trainer *t, uint32_t c, void *record, void *weights);
+void sw_trainer_round_masters(const struct sw_rank *r, uint32_t c, void *record, void *weights);
 /* Puts the weights of t->weight_buffer where the chunk's are kept. */
-int sw_trainer_put_weights(struct sw_trainer *t, uint32_t c);
+int sw_trainer_put_weights(struct sw_rank *r, uint32_t c);
 /* A sw_model_fetch over the working weights, wherever they are. */
 int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
                      void *out);
@@ -282,13 +327,15 @@ void sw_trainer_close_spills(struct sw_trainer *t);
  * stay. */
 void sw_trainer_drop_scratch(const struct sw_trainer *t);
 /* Moves a record with idle lanes; checksums are made and compared. */
-int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int write, void *buffer);
+int sw_spill_move(struct sw_trainer *t, enum spill spill, uint64_t index, int write, void *buffer);
+/* Where the spills' tables have a rank's chunk, or group and micro-batch. */
+uint64_t sw_spill_index(const struct sw_rank *r, uint64_t index);
 /* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */
 int sw_spill_check(const struct sw_trainer *t, const struct lane_request *request);
 
 /* trainer_compute.c: the tasks of the model, and how much work a task is when nothing is skipped.
  */
-int sw_trainer_compute(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+int sw_trainer_compute(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream);
 /* What a copy or an NVMe task moves. */
 uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task);
@@ -299,6 +346,9 @@ double sw_trainer_task_work(const struct sw_trainer *t, const struct sw_task *ta
 /* trainer_pick.c: in backward mode, the late units where the lanes' rates are known. */
 int sw_trainer_pick_late(struct sw_trainer *t);
 
+/* trainer_run.c: tasks of a turn, late ones or the others, for all ranks together. */
+uint32_t sw_trainer_count_tasks(const struct sw_trainer *t, const struct sw_turn *turn, int late);
+
 /* trainer_lanes.c: how much work a task is (as sw_work in engine/throttle.h). */
 double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task);
 
@@ -307,10 +357,10 @@ int sw_trainer_find_commit(struct sw_trainer *t);
 int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
 /* Whether the commit that this run goes on from has a record of chunk c. */
-int sw_trainer_is_committed(const struct sw_trainer *t, uint32_t c);
+int sw_trainer_is_committed(const struct sw_rank *r, uint32_t c);
 /* Puts it into its tier and its masters, rounded, where the weights are kept; record: a slot's
  * bytes of scratch. */
-int sw_trainer_restore_chunk(struct sw_trainer *t, uint32_t c, void *record);
+int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record);
 /* From now on the run stands where the commit does. */
 void sw_trainer_go_on(struct sw_trainer *t);
 void sw_trainer_close_store(struct sw_trainer *t);
@@ -322,13 +372,13 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
 /* The same with idle lanes, for chunks of every tier; nothing when `step` is committed already. */
 int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step);
 /* Brings a chunk's record into `record`, from whichever tier; lanes are idle. */
-int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record);
+int sw_trainer_read_record(struct sw_rank *r, uint32_t c, void *record);
 /* Compares the checksum of what was read from the chunk's newest home with that of what was
  * written: 0 or -EIO, reported with file, chunk and step. */
-int sw_trainer_check_bytes(const struct sw_trainer *t, uint32_t c, uint64_t step, uint32_t have);
+int sw_trainer_check_bytes(const struct sw_rank *r, uint32_t c, uint64_t step, uint32_t have);
 
 /* trainer_enter.c: what each lane's thread keeps, made before the first step. */
-int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, struct sw_stream *stream);
+int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, uint32_t rank, struct sw_stream *stream);
 
 /* trainer_lanes.c */
 extern const struct sw_executor_ops sw_trainer_lanes;

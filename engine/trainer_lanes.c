@@ -14,27 +14,32 @@ static_assert(SW_LANE_IN_FLIGHT_MAX <= SW_NVME_REQS_MAX, "every task in flight h
 
 /* ---- batch ---- */
 
+/* Row `row` of the data into place i of a rank's batch; the tokens of it that count. */
+static uint64_t fill_row(const struct sw_rank *r, const struct sw_data *data, uint64_t row,
+                         uint64_t i) {
+    const uint64_t T = r->t->options.seq_len;
+    uint64_t tokens = 0;
+    if (row >= data->rows) { /* past the end of the validation text: rows that do not count */
+        memset(r->stage_tokens + i * T, 0, T * sizeof(int32_t));
+        memset(r->stage_targets + i * T, 0, T * sizeof(int32_t));
+        memset(r->stage_mask + i * T, 0, T);
+        return 0;
+    }
+    sw_data_fill(data, row, r->stage_tokens + i * T, r->stage_targets + i * T,
+                 r->stage_mask + i * T);
+    for (uint64_t j = 0; j < T; j++) tokens += r->stage_mask[i * T + j] != 0;
+    return tokens;
+}
+
+/* Each rank has the rows of the step that follow those of the rank before it. */
 static int fill(struct sw_trainer *t, struct sw_run *run) {
     const int eval = run->turn->kind == SW_TURN_EVAL;
     const struct sw_data *data = eval ? &t->val : &t->data;
-    const uint64_t T = t->options.seq_len;
     uint64_t tokens = 0;
     for (uint64_t i = 0; i < t->step_rows; i++) {
-        uint64_t row;
-        if (eval) {
-            row = t->eval.next_row++;
-        } else {
-            row = sw_data_row(data, (run->step - 1) * t->step_rows + i);
-        }
-        if (row >= data->rows) { /* past the end of the validation text: rows that do not count */
-            memset(t->stage_tokens + i * T, 0, T * sizeof(int32_t));
-            memset(t->stage_targets + i * T, 0, T * sizeof(int32_t));
-            memset(t->stage_mask + i * T, 0, T);
-            continue;
-        }
-        sw_data_fill(data, row, t->stage_tokens + i * T, t->stage_targets + i * T,
-                     t->stage_mask + i * T);
-        for (uint64_t j = 0; j < T; j++) tokens += t->stage_mask[i * T + j] != 0;
+        const uint64_t row =
+            eval ? t->eval.next_row++ : sw_data_row(data, (run->step - 1) * t->step_rows + i);
+        tokens += fill_row(&t->ranks[i / t->rank_rows], data, row, i % t->rank_rows);
     }
     if (eval)
         t->eval.tokens += tokens;
@@ -43,26 +48,35 @@ static int fill(struct sw_trainer *t, struct sw_run *run) {
     return 0;
 }
 
-static int batch(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int batch(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                  struct sw_stream *stream) {
-    const struct sw_device_ops *ops = t->device.ops;
-    if (task->micro == 0 && sw_stop_asked(t)) atomic_store(&run->cancelled, 1);
-    if (atomic_load(&run->cancelled)) return 0;
+    struct sw_trainer *t = r->t;
+    const struct sw_device_ops *ops = r->device.ops;
+    if (sw_run_decide(run, sw_stop_asked(t))) return 0;
     const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
     int ret =
-        ops->copy_h2d(stream, t->batch_tokens + at, t->stage_tokens + at, n * sizeof(int32_t));
+        ops->copy_h2d(stream, r->batch_tokens + at, r->stage_tokens + at, n * sizeof(int32_t));
     if (ret == 0)
-        ret = ops->copy_h2d(stream, t->batch_targets + at, t->stage_targets + at,
+        ret = ops->copy_h2d(stream, r->batch_targets + at, r->stage_targets + at,
                             n * sizeof(int32_t));
-    return ret < 0 ? ret : ops->copy_h2d(stream, t->batch_mask + at, t->stage_mask + at, n);
+    return ret < 0 ? ret : ops->copy_h2d(stream, r->batch_mask + at, r->stage_mask + at, n);
 }
 
 /* ---- verdicts ---- */
 
-static double step_loss(const struct sw_trainer *t, const struct step_record *record) {
+/* Over a rank's micro-batches, then over the ranks. */
+static double loss_sum(const struct sw_trainer *t) {
     double sum = 0;
-    for (uint32_t m = 0; m < t->options.accumulate; m++) sum += t->host_loss_sums[m];
-    return record->tokens ? sum / (double)record->tokens : NAN;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        double own = 0;
+        for (uint32_t m = 0; m < t->options.accumulate; m++) own += t->ranks[i].host_loss_sums[m];
+        sum += own;
+    }
+    return sum;
+}
+
+static double step_loss(const struct sw_trainer *t, const struct step_record *record) {
+    return record->tokens ? loss_sum(t) / (double)record->tokens : NAN;
 }
 
 static const char *tensor_name(const struct sw_trainer *t, uint32_t unit, uint64_t element) {
@@ -73,26 +87,32 @@ static const char *tensor_name(const struct sw_trainer *t, uint32_t unit, uint64
     return "padding";
 }
 
-/* What is not finite in a unit's gradient: the count, and the first value's place in the unit. */
-static struct sw_nonfinite bad_of(const struct sw_trainer *t, uint32_t unit) {
-    const struct sw_placement *p = &t->placement;
+/* What is not finite in a rank's gradient of a unit: the count, and the first value's place in the
+ * unit. */
+static struct sw_nonfinite bad_of(const struct sw_rank *r, uint32_t unit) {
+    const struct sw_placement *p = &r->t->placement;
+    const uint64_t shard_first = sw_shard_first(r, unit);
     struct sw_nonfinite sum = {0};
     for (uint32_t c = p->unit_first_chunk[unit]; c < p->unit_first_chunk[unit + 1];
          c = p->chunks[c].span_end) {
-        const struct sw_nonfinite *bad = &t->host_bad[c];
+        const struct sw_nonfinite *bad = &r->host_bad[c];
         if (bad->count == 0) continue;
         if (sum.count == 0)
-            sum = (struct sw_nonfinite){0, p->chunks[c].first + bad->first, bad->is_nan, 0};
+            sum = (struct sw_nonfinite){0, shard_first + p->chunks[c].first + bad->first,
+                                        bad->is_nan, 0};
         sum.count += bad->count;
     }
     return sum;
 }
 
-/* The first unit (from the last one down, as gradients arrive) with a non-finite gradient, or -1.
- */
-static int64_t find_bad(const struct sw_trainer *t) {
+/* The first unit (from the last one down, as gradients arrive) with a non-finite gradient, or -1;
+ * and the first rank that has it. */
+static int64_t find_bad(const struct sw_trainer *t, const struct sw_rank **rank) {
     for (uint32_t u = t->model.unit_count; u-- > 0;)
-        if (bad_of(t, u).count) return u;
+        for (uint32_t i = 0; i < t->rank_count; i++) {
+            *rank = &t->ranks[i];
+            if (bad_of(*rank, u).count) return u;
+        }
     return -1;
 }
 
@@ -135,8 +155,7 @@ static int conclude(struct sw_trainer *t, struct step_record *record) {
 
 static int gate(struct sw_trainer *t, struct sw_run *run) {
     if (run->turn->kind == SW_TURN_EVAL) {
-        for (uint32_t m = 0; m < t->options.accumulate; m++)
-            t->eval.loss_sum += t->host_loss_sums[m];
+        t->eval.loss_sum += loss_sum(t);
         return 0;
     }
     struct step_record *record = sw_record(t, run->step);
@@ -146,40 +165,53 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
 }
 
 /* Which gradient is not finite: the unit's count, and the tensor of the first value. */
-static const char *describe_bad(const struct sw_trainer *t, uint32_t unit, char *out,
+static const char *describe_bad(const struct sw_rank *r, uint32_t unit, char *out,
                                 size_t out_size) {
-    const struct sw_nonfinite bad = bad_of(t, unit);
-    snprintf(out, out_size, "%llu gradients of %s are not finite, the first (%s) in %s, rank 0",
+    const struct sw_trainer *t = r->t;
+    const struct sw_nonfinite bad = bad_of(r, unit);
+    snprintf(out, out_size, "%llu gradients of %s are not finite, the first (%s) in %s, rank %u",
              (unsigned long long)bad.count, t->model.units[unit].name, bad.is_nan ? "NaN" : "Inf",
-             tensor_name(t, unit, bad.first));
+             tensor_name(t, unit, bad.first), r->shard);
     return out;
 }
 
 /* Backward mode may have updated units already: such a gradient cannot be taken back. */
-static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t unit) {
+static int refuse_bad(const struct sw_rank *r, uint64_t step, uint32_t unit) {
     char what[160];
     sw_error(
         "step %llu: %s; with --overlap backward other units may already be updated, so the run "
         "stops (--overlap forward skips such steps)",
-        (unsigned long long)step, describe_bad(t, unit, what, sizeof(what)));
+        (unsigned long long)step, describe_bad(r, unit, what, sizeof(what)));
     return -EDOM;
+}
+
+/* Over a rank's blocks in the order of units, then over the ranks. */
+static double squared_norm(const struct sw_trainer *t) {
+    double sum = 0;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        double own = 0;
+        for (uint32_t u = 0; u < t->model.unit_count; u++) {
+            const struct unit_norms *n = &t->ranks[i].norms[u];
+            for (uint64_t b = 0; b < n->block_count; b++) own += n->block_sums[b];
+        }
+        sum += own;
+    }
+    return sum;
 }
 
 static int norm(struct sw_trainer *t, struct sw_run *run) {
     struct step_record *record = sw_record(t, run->step);
     const double clip = t->options.clip;
-    double sum = 0;
-    for (uint32_t u = 0; u < t->model.unit_count; u++)
-        for (uint64_t b = 0; b < t->norms[u].block_count; b++) sum += t->norms[u].block_sums[b];
-    const double value = sqrt(sum);
+    const double value = sqrt(squared_norm(t));
+    const struct sw_rank *rank = NULL;
     record->report.grad_norm = value;
-    const int64_t bad = find_bad(t);
+    const int64_t bad = find_bad(t, &rank);
     if (t->shape.overlap == SW_OVERLAP_BACKWARD)
-        return bad >= 0 && record->apply ? refuse_bad(t, record->step, (uint32_t)bad) : 0;
+        return bad >= 0 && record->apply ? refuse_bad(rank, record->step, (uint32_t)bad) : 0;
     check_loss(t, record);
     if (record->apply && bad >= 0) {
         char why[160];
-        skip(record, describe_bad(t, (uint32_t)bad, why, sizeof(why)));
+        skip(record, describe_bad(rank, (uint32_t)bad, why, sizeof(why)));
     }
     /* torch.nn.utils.clip_grad_norm_: clip / (norm + 1e-6), at most 1. */
     record->factor = clip > 0 && value > 0 ? fmin(1.0, clip / (value + 1e-6)) : 1.0;
@@ -188,11 +220,12 @@ static int norm(struct sw_trainer *t, struct sw_run *run) {
 
 /* ---- update ---- */
 
-static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int scalars(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                    struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct step_record *record = sw_record_of(t, run, task);
     const struct sw_adam_step *a = &record->adam;
-    t->host_step = (struct sw_device_adam_step){.beta1 = a->beta1,
+    r->host_step = (struct sw_device_adam_step){.beta1 = a->beta1,
                                                 .one_minus_beta1 = a->one_minus_beta1,
                                                 .beta2 = a->beta2,
                                                 .one_minus_beta2 = a->one_minus_beta2,
@@ -203,34 +236,35 @@ static int scalars(struct sw_trainer *t, struct sw_run *run, const struct sw_tas
                                                 .decay_factor = a->decay_factor,
                                                 .seed = a->seed,
                                                 .apply = (uint32_t)record->apply};
-    return t->device.ops->copy_h2d(stream, t->device_step, &t->host_step, sizeof(t->host_step));
+    return r->device.ops->copy_h2d(stream, r->device_step, &r->host_step, sizeof(r->host_step));
 }
 
-static int adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
+static int adam(struct sw_rank *r, struct sw_run *run, const struct sw_task *task) {
+    struct sw_trainer *t = r->t;
     const struct step_record *record = sw_record_of(t, run, task);
     const struct sw_chunk *placed = sw_chunk_of(t, task);
     const int slotted = task->at[SW_RING_STATE] >= 0, emits = task->at[SW_RING_EMIT] >= 0;
     char *state =
-        slotted ? sw_slot(t, run, task, SW_RING_STATE) : t->host_state + placed->record_offset;
+        slotted ? sw_slot(r, run, task, SW_RING_STATE) : r->host_state + placed->record_offset;
     char *weight =
-        emits ? sw_slot(t, run, task, SW_RING_EMIT) : t->host_weights + placed->weight_offset;
+        emits ? sw_slot(r, run, task, SW_RING_EMIT) : r->host_weights + placed->weight_offset;
     if (!record->apply) {
         /* The window may be loaded from here: with the weights as they are. */
         if (placed->weight_tier == SW_TIER_NVME)
-            sw_trainer_round_masters(t, task->chunk, state, weight);
+            sw_trainer_round_masters(r, task->chunk, state, weight);
         return 0;
     }
     struct sw_adam_chunk chunk;
-    sw_trainer_map(t, task->chunk, state, &chunk);
-    chunk.grad = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(t, run, task, SW_RING_GRAD_STAGE)
-                                                   : t->host_grads + placed->grad_offset;
+    sw_trainer_map(r, task->chunk, state, &chunk);
+    chunk.grad = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(r, run, task, SW_RING_GRAD_STAGE)
+                                                   : r->host_grads + placed->grad_offset;
     chunk.weight = weight;
     const int threads = sw_team_place(t->team, state, placed->record_bytes);
     struct sw_adam_extra extra = {.checksum = slotted};
     sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
     if (!extra.checksum) return 0;
-    t->chunks[task->chunk].fresh_checksum = extra.checksum_after;
-    return sw_trainer_check_bytes(t, task->chunk, record->step, extra.checksum_before);
+    r->chunks[task->chunk].fresh_checksum = extra.checksum_after;
+    return sw_trainer_check_bytes(r, task->chunk, record->step, extra.checksum_before);
 }
 
 void sw_trainer_host_adam(const struct sw_device_adam_step *step,
@@ -266,22 +300,23 @@ void sw_trainer_host_adam(const struct sw_device_adam_step *step,
     sw_adam_update(t->adam_variant, &adam_step, &chunk, t->options.device_threads, NULL);
 }
 
-static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int device_adam(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct step_record *record = sw_record_of(t, run, task);
     /* The scalars' copy came after the gate, and the compute lane after that copy was submitted. */
     if (!record->apply) return 0;
     const struct sw_chunk *placed = sw_chunk_of(t, task);
-    const struct chunk_state *state = &t->chunks[task->chunk];
+    const struct chunk_state *state = &r->chunks[task->chunk];
     struct sw_device_adam_range ranges[RANGES_MAX];
     for (int i = 0; i < state->range_count; i++)
         ranges[i] = (struct sw_device_adam_range){state->ranges[i].end, state->ranges[i].decays};
     const struct sw_device_adam_chunk chunk = {
-        .record = t->device_state + placed->record_offset,
-        .grad = t->grads + placed->grad_offset,
-        .weight = t->weights + placed->weight_offset,
+        .record = r->device_state + placed->record_offset,
+        .grad = r->grads + placed->grad_offset,
+        .weight = sw_weights_at(r, placed),
         .count = placed->count,
-        .first = placed->index,
+        .first = placed->index + sw_shard_first(r, placed->unit),
         .ranges = ranges,
         .range_count = state->range_count,
         .split_master = t->format.master == SW_MASTER_SPLIT,
@@ -289,31 +324,34 @@ static int device_adam(struct sw_trainer *t, struct sw_run *run, const struct sw
         .grad_dtype = t->options.grad_dtype,
         .weight_dtype = t->options.dtype,
     };
-    return t->device.ops->adam(stream, t->device_step, &chunk);
+    return r->device.ops->adam(stream, r->device_step, &chunk);
 }
 
-static int upload(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int upload(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                   struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     if (!sw_record_of(t, run, task)->apply) return 0;
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
-    *sw_bytes_of(run, task) = bytes;
-    return t->device.ops->copy_h2d(stream, t->weights + sw_chunk_of(t, task)->weight_offset,
-                                   sw_slot(t, run, task, SW_RING_EMIT), bytes);
+    *sw_bytes_of(r, run, task) = bytes;
+    return r->device.ops->copy_h2d(stream, sw_weights_at(r, sw_chunk_of(t, task)),
+                                   sw_slot(r, run, task, SW_RING_EMIT), bytes);
 }
 
-static int load(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task,
+static int load(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                 struct sw_stream *stream) {
+    struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
-    const char *from = t->host_weights + chunk->weight_offset;
+    const char *from = r->host_weights + chunk->weight_offset;
     if (task->at[SW_RING_EMIT] >= 0)
-        from = sw_slot(t, run, task, SW_RING_EMIT);
+        from = sw_slot(r, run, task, SW_RING_EMIT);
     else if (task->at[SW_RING_WEIGHT_STAGE] >= 0)
-        from = sw_slot(t, run, task, SW_RING_WEIGHT_STAGE);
-    *sw_bytes_of(run, task) = bytes;
-    return t->device.ops->copy_h2d(stream,
-                                   sw_slot(t, run, task, SW_RING_WINDOW) +
-                                       chunk->first * sw_dtype_bytes(t->options.dtype),
+        from = sw_slot(r, run, task, SW_RING_WEIGHT_STAGE);
+    *sw_bytes_of(r, run, task) = bytes;
+    return r->device.ops->copy_h2d(stream,
+                                   sw_slot(r, run, task, SW_RING_WINDOW) +
+                                       (sw_shard_first(r, task->unit) + chunk->first) *
+                                           sw_dtype_bytes(t->options.dtype),
                                    from, bytes);
 }
 
@@ -326,63 +364,66 @@ static int commit(struct sw_trainer *t, struct sw_run *run, const struct sw_task
 
 /* ---- the table ---- */
 
-static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task,
+static int run_task(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank,
                     struct sw_stream *stream) {
     struct sw_trainer *t = ctx;
-    *sw_bytes_of(run, task) = 0;
+    struct sw_rank *r = &t->ranks[rank];
+    *sw_bytes_of(r, run, task) = 0;
     if (task->kind == SW_TASK_FILL) return fill(t, run);
-    if (task->kind == SW_TASK_BATCH) return batch(t, run, task, stream);
+    if (task->kind == SW_TASK_BATCH) return batch(r, run, task, stream);
     if (sw_is_cancelled(run, task)) return 0;
     switch (task->kind) {
     case SW_TASK_LOSS:
-        return t->device.ops->copy_d2h(stream, t->host_loss_sums, t->loss_sums,
+        return r->device.ops->copy_d2h(stream, r->host_loss_sums, r->loss_sums,
                                        t->options.accumulate * sizeof(double));
     case SW_TASK_GATE:
         return gate(t, run);
     case SW_TASK_LOAD:
-        return load(t, run, task, stream);
+        return load(r, run, task, stream);
     case SW_TASK_NORM:
         return norm(t, run);
     case SW_TASK_SCALARS:
-        return scalars(t, run, task, stream);
+        return scalars(r, run, task, stream);
     case SW_TASK_ADAM:
-        return adam(t, run, task);
+        return adam(r, run, task);
     case SW_TASK_DEVICE_ADAM:
-        return device_adam(t, run, task, stream);
+        return device_adam(r, run, task, stream);
     case SW_TASK_UPLOAD:
-        return upload(t, run, task, stream);
+        return upload(r, run, task, stream);
     case SW_TASK_COMMIT:
         return commit(t, run, task);
     default:
-        return sw_trainer_compute(t, run, task, stream);
+        return sw_trainer_compute(r, run, task, stream);
     }
 }
 
 /* ---- NVMe lanes ---- */
 
 /* Prepares an optimizer record's transfer; 1: nothing is to be moved. */
-static int aim_at_record(struct sw_trainer *t, const struct sw_task *task, char *state,
+static int aim_at_record(struct sw_rank *rank, const struct sw_task *task, char *state,
                          struct lane_request *r) {
-    uint32_t checksum, home = sw_homes_newest(&t->homes, task->chunk, &checksum);
+    struct sw_trainer *t = rank->t;
+    const uint32_t stored = sw_store_chunk(rank, task->chunk);
+    uint32_t checksum, home = sw_homes_newest(&t->homes, stored, &checksum);
     if (task->kind == SW_TASK_WRITE) {
-        home = sw_homes_next(&t->homes, task->chunk);
-        sw_homes_wrote(&t->homes, task->chunk, home, t->chunks[task->chunk].fresh_checksum);
+        home = sw_homes_next(&t->homes, stored);
+        sw_homes_wrote(&t->homes, stored, home, rank->chunks[task->chunk].fresh_checksum);
     } else if (home == SW_HOME_VIRGIN) {
-        sw_trainer_start_chunk(t, task->chunk, state);
+        sw_trainer_start_chunk(rank, task->chunk, state);
         return 1;
     }
     r->req = (struct sw_nvme_req){
-        .buf = state, .chunk = task->chunk, .home = home, .write = task->kind == SW_TASK_WRITE};
+        .buf = state, .chunk = stored, .home = home, .write = task->kind == SW_TASK_WRITE};
     r->queue = task->kind == SW_TASK_WRITE ? t->writer : t->reader;
     return 0;
 }
 
-static void aim_at_spill(struct sw_trainer *t, const struct sw_task *task, char *buffer,
+static void aim_at_spill(const struct sw_rank *rank, const struct sw_task *task, char *buffer,
                          enum spill spill, int write, struct lane_request *r) {
-    struct spill_store *s = &t->spills[spill];
+    struct spill_store *s = &rank->t->spills[spill];
     const uint64_t index =
-        spill == SPILL_KEPT ? sw_kept_index(t, task->unit, task->micro) : task->chunk;
-    const uint32_t record = s->record_of[index];
+        spill == SPILL_KEPT ? sw_kept_index(rank->t, task->unit, task->micro) : task->chunk;
+    const uint32_t record = s->record_of[sw_spill_index(rank, index)];
     r->spill = s;
     r->queue = write ? s->writer : s->reader;
     r->req = (struct sw_nvme_req){.buf = buffer, .chunk = record, .write = (uint32_t)write};
@@ -395,13 +436,15 @@ static int is_idle(const struct sw_task *task, const struct step_record *record)
     return !record->apply; /* Adam waited for the verdict; others need not know it yet */
 }
 
-static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t index) {
     struct sw_trainer *t = ctx;
+    struct sw_rank *rank = &t->ranks[index];
     const int write = task->lane == SW_LANE_NVME_WRITE;
     struct lane_request *r = &t->requests[write][t->request_next[write] % SW_LANE_IN_FLIGHT_MAX];
-    *sw_bytes_of(run, task) = 0;
+    *sw_bytes_of(rank, run, task) = 0;
     if (sw_is_cancelled(run, task)) return 1;
-    *r = (struct lane_request){.record = sw_record_of(t, run, task), .unit = task->unit};
+    *r = (struct lane_request){
+        .record = sw_record_of(t, run, task), .rank = rank, .unit = task->unit};
     if (is_idle(task, r->record)) return 1;
     static const struct {
         enum sw_ring ring;
@@ -415,13 +458,13 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task)
         [SW_TASK_WRITE_KEPT] = {SW_RING_KEPT_STAGE, SPILL_KEPT},
     };
     if (task->kind == SW_TASK_READ || task->kind == SW_TASK_WRITE) {
-        if (aim_at_record(t, task, sw_slot(t, run, task, SW_RING_STATE), r)) return 1;
+        if (aim_at_record(rank, task, sw_slot(rank, run, task, SW_RING_STATE), r)) return 1;
     } else {
-        aim_at_spill(t, task, sw_slot(t, run, task, kinds[task->kind].ring),
+        aim_at_spill(rank, task, sw_slot(rank, run, task, kinds[task->kind].ring),
                      kinds[task->kind].spill, write, r);
     }
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
-    *sw_bytes_of(run, task) = bytes;
+    *sw_bytes_of(rank, run, task) = bytes;
     if (write) atomic_fetch_add(&t->written_bytes, bytes);
     t->request_next[write]++;
     return sw_nvme_submit(r->queue, &r->req);
@@ -436,11 +479,11 @@ static int report_failed(const struct sw_trainer *t, const struct lane_request *
         sw_error("step %llu: the %s of %s could not be %s: %s", step, names[r->spill - t->spills],
                  unit, what, strerror(-r->req.result));
     } else {
-        const struct sw_chunk *chunk = &t->placement.chunks[r->req.chunk];
+        const struct sw_chunk *chunk = &t->placement.chunks[r->req.chunk / t->rank_count];
+        const uint64_t first = sw_shard_first(r->rank, chunk->unit) + chunk->first;
         sw_error("step %llu: the state of %s, elements %llu to %llu, could not be %s: %s", step,
-                 unit, (unsigned long long)chunk->first,
-                 (unsigned long long)(chunk->first + chunk->count - 1), what,
-                 strerror(-r->req.result));
+                 unit, (unsigned long long)first, (unsigned long long)(first + chunk->count - 1),
+                 what, strerror(-r->req.result));
     }
     return r->req.result;
 }
@@ -470,8 +513,9 @@ static const enum sw_traffic lane_traffic[SW_LANE_COUNT] = {
     [SW_LANE_NVME_WRITE] = SW_BYTES_NVME_WRITE,
 };
 
-static void trace_task(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task) {
-    const ptrdiff_t index = task - run->turn->tasks;
+static void trace_task(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
+                       uint32_t rank) {
+    const uint64_t index = sw_run_at(run, task, rank);
     const int of_unit = task->kind != SW_TASK_FILL && task->kind != SW_TASK_BATCH &&
                         task->kind != SW_TASK_LOSS && task->kind != SW_TASK_NORM &&
                         task->kind != SW_TASK_GATE && task->kind != SW_TASK_SCALARS &&
@@ -481,6 +525,7 @@ static void trace_task(struct sw_trainer *t, const struct sw_run *run, const str
         .lane = (enum sw_lane)task->lane,
         .unit = of_unit ? t->model.units[task->unit].name : NULL,
         .micro = task->micro,
+        .rank = rank,
         .eval = run->turn->kind == SW_TURN_EVAL,
         .step = run->step - task->late,
         .bytes = run->bytes[index],
@@ -490,14 +535,14 @@ static void trace_task(struct sw_trainer *t, const struct sw_run *run, const str
     sw_trace_add(t->trace, &event);
 }
 
-static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank) {
     struct sw_trainer *t = ctx;
-    if (t->trace) trace_task(t, run, task);
+    if (t->trace) trace_task(t, run, task, rank);
     if (run->turn->kind == SW_TURN_EVAL) return;
     struct step_record *record = sw_record_of(t, run, task);
-    const ptrdiff_t index = task - run->turn->tasks;
-    record->busy_ns[task->lane] += run->end_ns[index] - run->start_ns[index];
-    if (run->bytes[index]) record->report.bytes[lane_traffic[task->lane]] += run->bytes[index];
+    const uint64_t index = sw_run_at(run, task, rank);
+    record->busy_ns[rank][task->lane] += run->end_ns[index] - run->start_ns[index];
+    if (run->bytes[index]) record->bytes[rank][lane_traffic[task->lane]] += run->bytes[index];
     if (atomic_fetch_sub(&record->tasks_left, 1) != 1) return;
     record->end_ns = run->end_ns[index];
     atomic_store(&record->finished, 1);
@@ -517,9 +562,17 @@ static void lane_waits(void *ctx, enum sw_lane other, int begins) {
     if (other == SW_LANE_NVME_READ && t->store) sw_nvme_reads_first(t->store, begins);
 }
 
+/* A rank that waits for the others in a collective must not wait for ever. */
+static void lanes_abort(void *ctx, int error) {
+    struct sw_trainer *t = ctx;
+    for (uint32_t i = 0; i < t->rank_count; i++)
+        if (t->ranks[i].comm.comm) t->ranks[i].comm.ops->abort(t->ranks[i].comm.comm, error);
+}
+
 const struct sw_executor_ops sw_trainer_lanes = {.enter = sw_trainer_enter_lane,
                                                  .run = run_task,
                                                  .start = start_task,
                                                  .finish = finish_tasks,
                                                  .waits = lane_waits,
-                                                 .done = task_done};
+                                                 .done = task_done,
+                                                 .abort = lanes_abort};

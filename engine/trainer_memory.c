@@ -20,7 +20,7 @@ static uint64_t blocks_of(uint64_t elements) {
 static uint64_t block_sum_bytes(const struct sw_trainer *t) {
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        bytes += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
+        bytes += sw_round_up(blocks_of(t->shard_elements[u]) * sizeof(double), 64);
     return bytes;
 }
 
@@ -31,8 +31,8 @@ static uint64_t micro_tokens(const struct sw_train_options *o) {
 
 static uint64_t llama_bytes(const struct sw_trainer *t, const struct sw_train_options *o,
                             int head_whole) {
-    return sw_llama_workspace_bytes(&t->model, &t->device, o->dtype, o->micro_batch, o->seq_len,
-                                    head_whole);
+    return sw_llama_workspace_bytes(&t->model, &t->ranks[0].device, o->dtype, o->micro_batch,
+                                    o->seq_len, head_whole);
 }
 
 /* Loss sums, scalars of Adam, block sums and what is not finite, by chunk. */
@@ -49,7 +49,10 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
     struct sw_placement_input in = {
         .order = sw_model_order(&t->model),
         .micro_count = o->accumulate,
-        .unit_elements = t->unit_elements,
+        .shards = t->rank_count,
+        .local_ranks = t->rank_count,
+        .whole_weights = o->zero < 3,
+        .unit_elements = t->shard_elements,
         .format = {o->master, o->moments, o->grad_dtype, o->dtype},
         .checkpoint_every = o->checkpoint_every,
         .chunk_bytes = o->chunk_bytes,
@@ -74,15 +77,21 @@ int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *o, struct sw_p
     return sw_budget_place(placement, input, o, t->resuming, t->topology.memory_bytes, shortfall);
 }
 
+/* Equal shards, each of whole blocks where there are several. */
+static uint64_t shard_of(uint64_t elements, uint32_t ranks) {
+    return ranks == 1 ? elements : sw_round_up((elements + ranks - 1) / ranks, SW_ADAM_BLOCK);
+}
+
 int sw_trainer_size(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options, asked = t->options;
     t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
     t->micro_tokens = micro_tokens(o);
-    t->step_rows = (uint64_t)o->micro_batch * o->accumulate;
-    t->unit_elements = calloc(t->model.unit_count, sizeof(*t->unit_elements));
-    if (!t->unit_elements) return -ENOMEM;
+    t->rank_rows = (uint64_t)o->micro_batch * o->accumulate;
+    t->step_rows = t->rank_count * t->rank_rows;
+    t->shard_elements = calloc(t->model.unit_count, sizeof(*t->shard_elements));
+    if (!t->shard_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        t->unit_elements[u] = t->model.units[u].count;
+        t->shard_elements[u] = shard_of(t->model.units[u].count, t->rank_count);
     struct sw_shortfall shortfall;
     const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;
@@ -90,82 +99,107 @@ int sw_trainer_size(struct sw_trainer *t) {
 
 /* ---- device ---- */
 
-static void *carve(struct sw_trainer *t, uint64_t bytes) {
-    void *p = t->device_base + t->device_used;
-    t->device_used += sw_round_up(bytes, PAGE);
-    assert(t->device_used <= t->device_bytes);
+static void *carve(struct sw_rank *r, uint64_t bytes) {
+    void *p = r->device_base + r->device_used;
+    r->device_used += sw_round_up(bytes, PAGE);
+    assert(r->device_used <= r->device_bytes);
     return p;
 }
 
-static void carve_rings(struct sw_trainer *t) {
+static void carve_rings(struct sw_rank *r) {
+    struct sw_trainer *t = r->t;
     const enum sw_ring rings[] = {SW_RING_WINDOW, SW_RING_ACC, SW_RING_ROUNDED, SW_RING_KEPT};
     for (size_t i = 0; i < sizeof(rings) / sizeof(rings[0]); i++) {
-        const enum sw_ring r = rings[i];
-        t->rings[r] = carve(t, t->placement.ring_slots[r] * t->placement.ring_slot_bytes[r]);
+        const enum sw_ring ring = rings[i];
+        r->rings[ring] =
+            carve(r, t->placement.ring_slots[ring] * t->placement.ring_slot_bytes[ring]);
     }
 }
 
-static void carve_device(struct sw_trainer *t) {
+static void carve_device(struct sw_rank *r) {
+    struct sw_trainer *t = r->t;
     const struct sw_train_options *o = &t->options;
     const struct sw_placement *p = &t->placement;
     const uint32_t units = t->model.unit_count;
     const uint64_t tokens = t->micro_tokens * o->accumulate, micros = o->accumulate;
     const uint64_t inputs = micros * t->input.activation_bytes;
-    t->weights = carve(t, p->weight_bytes[SW_TIER_DEVICE]);
-    carve_rings(t);
-    t->kept = carve(t, p->kept_bytes[SW_TIER_DEVICE]);
-    t->group = carve(t, p->group_bytes);
-    t->norm_input = carve(t, inputs);
-    t->head_input = carve(t, inputs);
-    t->between = carve(t, inputs);
-    t->head_grad = carve(t, micros * sw_head_grad_bytes(t, t->micro_tokens));
-    t->stats = carve(t, micros * sw_head_stats_bytes(t->micro_tokens));
-    t->head_acc = carve(t, p->head_acc_offset[p->order.parts]);
-    t->grads = carve(t, p->grad_bytes[SW_TIER_DEVICE]);
-    t->batch_tokens = carve(t, tokens * sizeof(int32_t));
-    t->batch_targets = carve(t, tokens * sizeof(int32_t));
-    t->batch_mask = carve(t, tokens);
-    char *sums = carve(t, block_sum_bytes(t));
+    r->weights = carve(r, p->weight_bytes[SW_TIER_DEVICE]);
+    carve_rings(r);
+    r->kept = carve(r, p->kept_bytes[SW_TIER_DEVICE]);
+    r->group = carve(r, p->group_bytes);
+    r->norm_input = carve(r, inputs);
+    r->head_input = carve(r, inputs);
+    r->between = carve(r, inputs);
+    r->head_grad = carve(r, micros * sw_head_grad_bytes(t, t->micro_tokens));
+    r->stats = carve(r, micros * sw_head_stats_bytes(t->micro_tokens));
+    r->head_acc = carve(r, p->head_acc_offset[p->order.parts]);
+    r->grads = carve(r, p->grad_bytes[SW_TIER_DEVICE]);
+    r->batch_tokens = carve(r, tokens * sizeof(int32_t));
+    r->batch_targets = carve(r, tokens * sizeof(int32_t));
+    r->batch_mask = carve(r, tokens);
+    char *sums = carve(r, block_sum_bytes(t));
     for (uint32_t u = 0; u < units; u++) {
-        t->block_sums[u] = (double *)sums;
-        sums += sw_round_up(blocks_of(t->unit_elements[u]) * sizeof(double), 64);
+        r->block_sums[u] = (double *)sums;
+        sums += sw_round_up(blocks_of(t->shard_elements[u]) * sizeof(double), 64);
     }
-    t->bad = carve(t, p->chunk_count * sizeof(*t->bad));
-    t->loss_sums = carve(t, micros * sizeof(*t->loss_sums));
-    t->device_step = carve(t, sizeof(*t->device_step));
-    t->device_state = carve(t, p->state_bytes[SW_TIER_DEVICE]);
+    r->bad = carve(r, p->chunk_count * sizeof(*r->bad));
+    r->loss_sums = carve(r, micros * sizeof(*r->loss_sums));
+    r->device_step = carve(r, sizeof(*r->device_step));
+    r->device_state = carve(r, p->state_bytes[SW_TIER_DEVICE]);
 }
 
 /* ---- host ---- */
+
+/* A pool of every rank; `bytes` is each one's. */
+static void share_out(struct sw_trainer *t, uint64_t bytes, char *(*place)[SW_RANKS_MAX]) {
+    const uint64_t each = sw_round_up(bytes, PAGE);
+    char *base = sw_arena_take(&t->arena, t->rank_count * each);
+    for (uint32_t i = 0; i < t->rank_count; i++) (*place)[i] = base ? base + i * each : NULL;
+}
 
 static int allocate_host(struct sw_trainer *t, uint64_t bytes) {
     const uint64_t tokens = t->micro_tokens * t->options.accumulate;
     const struct sw_placement *p = &t->placement;
     const enum sw_ring rings[] = {SW_RING_STATE, SW_RING_EMIT, SW_RING_WEIGHT_STAGE,
                                   SW_RING_GRAD_STAGE, SW_RING_KEPT_STAGE};
-    int ret = sw_arena_open(&t->arena, bytes);
+    enum { POOLS = 7, RINGS = sizeof(rings) / sizeof(rings[0]) };
+    const uint64_t pools[POOLS] = {p->weight_bytes[SW_TIER_HOST],
+                                   p->state_bytes[SW_TIER_HOST],
+                                   p->grad_bytes[SW_TIER_HOST],
+                                   p->kept_bytes[SW_TIER_HOST],
+                                   tokens * sizeof(int32_t),
+                                   tokens * sizeof(int32_t),
+                                   tokens};
+    char *place[POOLS + RINGS][SW_RANKS_MAX];
+    const int ret = sw_arena_open(&t->arena, bytes);
     if (ret < 0) return ret;
-    t->host_weights = sw_arena_take(&t->arena, p->weight_bytes[SW_TIER_HOST]);
-    t->host_state = sw_arena_take(&t->arena, p->state_bytes[SW_TIER_HOST]);
-    t->host_grads = sw_arena_take(&t->arena, p->grad_bytes[SW_TIER_HOST]);
-    t->host_kept = sw_arena_take(&t->arena, p->kept_bytes[SW_TIER_HOST]);
-    for (size_t i = 0; i < sizeof(rings) / sizeof(rings[0]); i++)
-        t->rings[rings[i]] =
-            sw_arena_take(&t->arena, p->ring_slots[rings[i]] * p->ring_slot_bytes[rings[i]]);
-    t->stage_tokens = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
-    t->stage_targets = sw_arena_take(&t->arena, tokens * sizeof(int32_t));
-    t->stage_mask = sw_arena_take(&t->arena, tokens);
+    for (int i = 0; i < POOLS; i++) share_out(t, pools[i], &place[i]);
+    for (int i = 0; i < RINGS; i++)
+        share_out(t, p->ring_slots[rings[i]] * p->ring_slot_bytes[rings[i]], &place[POOLS + i]);
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        struct sw_rank *r = &t->ranks[i];
+        r->host_weights = place[0][i];
+        r->host_state = place[1][i];
+        r->host_grads = place[2][i];
+        r->host_kept = place[3][i];
+        r->stage_tokens = (int32_t *)place[4][i];
+        r->stage_targets = (int32_t *)place[5][i];
+        r->stage_mask = (uint8_t *)place[6][i];
+        for (int k = 0; k < RINGS; k++) r->rings[rings[k]] = place[POOLS + k][i];
+    }
     return 0;
 }
 
 /* Splits each chunk where tensors begin and end; what lies between tensors never decays. */
-static void split_chunks(struct sw_trainer *t) {
+static void split_chunks(struct sw_rank *r) {
+    struct sw_trainer *t = r->t;
     for (uint32_t c = 0; c < t->placement.chunk_count; c++) {
         const struct sw_chunk *chunk = &t->placement.chunks[c];
         const struct sw_unit *unit = &t->model.units[chunk->unit];
-        struct chunk_state *state = &t->chunks[c];
-        uint64_t at = chunk->first;
-        const uint64_t end = chunk->first + chunk->count;
+        struct chunk_state *state = &r->chunks[c];
+        const uint64_t begin = sw_shard_first(r, chunk->unit) + chunk->first;
+        const uint64_t end = begin + chunk->count;
+        uint64_t at = begin;
         for (uint32_t i = 0; i <= unit->tensor_count && at < end; i++) {
             const struct sw_tensor *tensor = i < unit->tensor_count ? &unit->tensors[i] : NULL;
             const uint64_t first = tensor ? tensor->first : end;
@@ -176,66 +210,83 @@ static void split_chunks(struct sw_trainer *t) {
                 if (borders[b] <= at) continue;
                 assert(state->range_count < RANGES_MAX);
                 state->ranges[state->range_count++] =
-                    (struct sw_adam_range){borders[b] - chunk->first, b == 1 && decays};
+                    (struct sw_adam_range){borders[b] - begin, b == 1 && decays};
                 at = borders[b];
             }
         }
     }
 }
 
-/* The tables by unit and chunk, and the buffer of loading and saving. */
-static int allocate_tables(struct sw_trainer *t) {
+/* A rank's tables by unit and chunk. */
+static int allocate_tables(struct sw_rank *r) {
+    const struct sw_trainer *t = r->t;
     const uint32_t units = t->model.unit_count, chunks = t->placement.chunk_count;
-    uint64_t largest = 0;
-    for (uint32_t c = 0; c < chunks; c++)
-        if (sw_trainer_weight_bytes(t, c) > largest) largest = sw_trainer_weight_bytes(t, c);
-    t->block_sums = calloc(units, sizeof(*t->block_sums));
-    t->norms = calloc(units, sizeof(*t->norms));
-    t->host_bad = calloc(chunks, sizeof(*t->host_bad));
-    t->host_loss_sums = calloc(t->options.accumulate, sizeof(*t->host_loss_sums));
-    t->chunks = calloc(chunks, sizeof(*t->chunks));
-    t->weight_buffer =
-        aligned_alloc(SW_NVME_ALIGN_BYTES, sw_round_up(largest, SW_NVME_ALIGN_BYTES));
-    t->fetched_chunk = UINT32_MAX;
-    if (!t->block_sums || !t->norms || !t->host_bad || !t->host_loss_sums || !t->chunks ||
-        !t->weight_buffer)
+    r->block_sums = calloc(units, sizeof(*r->block_sums));
+    r->norms = calloc(units, sizeof(*r->norms));
+    r->host_bad = calloc(chunks, sizeof(*r->host_bad));
+    r->host_loss_sums = calloc(t->options.accumulate, sizeof(*r->host_loss_sums));
+    r->chunks = calloc(chunks, sizeof(*r->chunks));
+    if (!r->block_sums || !r->norms || !r->host_bad || !r->host_loss_sums || !r->chunks)
         return -ENOMEM;
     for (uint32_t u = 0; u < units; u++) {
-        t->norms[u].block_count = blocks_of(t->unit_elements[u]);
-        t->norms[u].block_sums = calloc(t->norms[u].block_count, sizeof(double));
-        if (!t->norms[u].block_sums) return -ENOMEM;
+        r->norms[u].block_count = blocks_of(t->shard_elements[u]);
+        r->norms[u].block_sums = calloc(r->norms[u].block_count, sizeof(double));
+        if (!r->norms[u].block_sums) return -ENOMEM;
     }
-    split_chunks(t);
+    split_chunks(r);
     return 0;
 }
 
-int sw_trainer_allocate(struct sw_trainer *t) {
-    int ret = allocate_tables(t);
+/* The buffer of loading and saving. */
+static int allocate_buffer(struct sw_trainer *t) {
+    uint64_t largest = 0;
+    for (uint32_t c = 0; c < t->placement.chunk_count; c++)
+        if (sw_trainer_weight_bytes(t, c) > largest) largest = sw_trainer_weight_bytes(t, c);
+    t->weight_buffer =
+        aligned_alloc(SW_NVME_ALIGN_BYTES, sw_round_up(largest, SW_NVME_ALIGN_BYTES));
+    t->fetched_chunk = UINT32_MAX;
+    return t->weight_buffer ? 0 : -ENOMEM;
+}
+
+static int allocate_rank(struct sw_rank *r, const struct sw_byte_row *rows, int row_count) {
+    const struct sw_trainer *t = r->t;
+    const int whole = t->placement.head_whole;
+    int ret = allocate_tables(r);
     if (ret < 0) return ret;
+    r->device_bytes = sw_placement_bytes(rows, row_count, SW_TIER_DEVICE);
+    ret = r->device.ops->alloc(r->device.device, r->device_bytes, (void **)&r->device_base);
+    if (ret < 0) return ret;
+    carve_device(r);
+    ret = sw_llama_open(&r->llama, &t->model, &r->device, t->options.dtype, t->options.micro_batch,
+                        t->options.seq_len, whole, carve(r, llama_bytes(t, &t->options, whole)),
+                        r->stream);
+    return ret;
+}
+
+int sw_trainer_allocate(struct sw_trainer *t) {
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_placement_table(&t->placement, &t->input, rows);
-    const int whole = t->placement.head_whole;
-    t->device_bytes = sw_placement_bytes(rows, count, SW_TIER_DEVICE);
-    ret = t->device.ops->alloc(t->device.device, t->device_bytes, (void **)&t->device_base);
+    int ret = allocate_buffer(t);
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
+        ret = allocate_rank(&t->ranks[i], rows, count);
     if (ret < 0) return ret;
-    carve_device(t);
-    ret = sw_llama_open(&t->llama, &t->model, &t->device, t->options.dtype, t->options.micro_batch,
-                        t->options.seq_len, whole, carve(t, llama_bytes(t, &t->options, whole)),
-                        t->stream);
-    if (ret < 0) return ret;
-    const uint64_t host_bytes = sw_placement_bytes(rows, count, SW_TIER_HOST);
-    return allocate_host(t, host_bytes - t->input.program_bytes);
+    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) - t->input.program_bytes);
+}
+
+static void free_rank(struct sw_rank *r) {
+    if (r->device_base) r->device.ops->free(r->device.device, r->device_base, r->device_bytes);
+    for (uint32_t u = 0; r->norms && u < r->t->model.unit_count; u++) free(r->norms[u].block_sums);
+    void *const blocks[] = {r->block_sums, r->norms, r->chunks, r->host_bad, r->host_loss_sums};
+    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
 }
 
 void sw_trainer_free_memory(struct sw_trainer *t) {
     sw_trainer_close_store(t);
     sw_trainer_close_spills(t);
     sw_arena_close(&t->arena);
-    if (t->device_base) t->device.ops->free(t->device.device, t->device_base, t->device_bytes);
-    for (uint32_t u = 0; t->norms && u < t->model.unit_count; u++) free(t->norms[u].block_sums);
-    void *const blocks[] = {t->block_sums,     t->norms,         t->chunks,       t->host_bad,
-                            t->host_loss_sums, t->unit_elements, t->weight_buffer};
-    for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
+    for (uint32_t i = 0; t->ranks && i < t->rank_count; i++) free_rank(&t->ranks[i]);
+    free(t->shard_elements);
+    free(t->weight_buffer);
     sw_placement_free(&t->placement);
 }
 
@@ -245,13 +296,13 @@ uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c) {
     return t->placement.chunks[c].count * sw_dtype_bytes(t->options.dtype);
 }
 
-void sw_trainer_map(const struct sw_trainer *t, uint32_t c, void *record,
-                    struct sw_adam_chunk *out) {
+void sw_trainer_map(const struct sw_rank *r, uint32_t c, void *record, struct sw_adam_chunk *out) {
+    const struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
-    const struct chunk_state *state = &t->chunks[c];
+    const struct chunk_state *state = &r->chunks[c];
     *out = (struct sw_adam_chunk){.format = t->format,
                                   .count = chunk->count,
-                                  .first = chunk->index,
+                                  .first = chunk->index + sw_shard_first(r, chunk->unit),
                                   .ranges = state->ranges,
                                   .range_count = state->range_count};
     sw_adam_record_map(out, record);

@@ -17,6 +17,16 @@ enum { FETCH_PIECE = 1 << 18 };
 
 /* ---- reports ---- */
 
+uint32_t sw_trainer_count_tasks(const struct sw_trainer *t, const struct sw_turn *turn, int late) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < turn->task_count; i++) {
+        const struct sw_task *task = &turn->tasks[i];
+        if (task->late != late) continue;
+        count += sw_task_is_joint((enum sw_task_kind)task->kind) ? 1 : t->rank_count;
+    }
+    return count;
+}
+
 static void begin_record(struct sw_trainer *t, uint64_t step, const struct sw_turn *turn) {
     struct step_record *record = sw_record(t, step);
     memset(record, 0, sizeof(*record));
@@ -24,16 +34,32 @@ static void begin_record(struct sw_trainer *t, uint64_t step, const struct sw_tu
     record->lr = sw_learning_rate(&t->options, step);
     record->factor = 1;
     /* Without late updates a first turn reads weights that others find where Adam left them. */
-    const uint32_t own = turn == &t->first ? t->first.task_count : t->train_tasks;
+    const uint32_t own = turn == &t->first ? sw_trainer_count_tasks(t, turn, 0) : t->train_tasks;
     atomic_init(&record->tasks_left, own + t->late_tasks);
 }
 
 /* The pools hold what they were sized for, from start to end. */
 static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
-    sw_trace_memory(t->trace, SW_TIER_DEVICE, t->device_used, t->device_bytes, at_ns);
+    const struct sw_rank *r = &t->ranks[0];
+    const uint64_t store_bytes = t->rank_count * t->placement.store_bytes;
+    sw_trace_memory(t->trace, SW_TIER_DEVICE, r->device_used, r->device_bytes, at_ns);
     sw_trace_memory(t->trace, SW_TIER_HOST, t->arena.used, t->arena.bytes, at_ns);
-    sw_trace_memory(t->trace, SW_TIER_NVME, t->placement.store_bytes, t->placement.store_bytes,
-                    at_ns);
+    sw_trace_memory(t->trace, SW_TIER_NVME, store_bytes, store_bytes, at_ns);
+}
+
+/* Bytes are those of all ranks, the busy time of a lane that of the rank where it is the longest.
+ */
+static void add_up_ranks(const struct sw_trainer *t, struct step_record *record) {
+    struct sw_step_report *r = &record->report;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        for (int k = 0; k < SW_BYTES_COUNT; k++) r->bytes[k] += record->bytes[i][k];
+        for (int l = 0; l < SW_LANE_COUNT; l++) {
+            const int alone = sw_lane_on_device((enum sw_lane)l);
+            const double busy_s = (double)record->busy_ns[i][l] * 1e-9;
+            if (!alone) r->lane_busy_s[l] += busy_s;
+            if (alone && busy_s > r->lane_busy_s[l]) r->lane_busy_s[l] = busy_s;
+        }
+    }
 }
 
 static void report_step(struct sw_trainer *t, struct step_record *record) {
@@ -46,12 +72,12 @@ static void report_step(struct sw_trainer *t, struct step_record *record) {
     r->clip_factor = record->factor;
     r->step_s = (double)(record->end_ns - t->last_end_ns) * 1e-9;
     t->last_end_ns = record->end_ns;
-    for (int l = 0; l < SW_LANE_COUNT; l++) r->lane_busy_s[l] = (double)record->busy_ns[l] * 1e-9;
+    add_up_ranks(t, record);
     r->step_clock = sw_run_step_clock(record->run, share);
     r->clock_share = share[r->step_clock];
-    r->memory_bytes[SW_TIER_DEVICE] = t->device_used;
+    r->memory_bytes[SW_TIER_DEVICE] = t->ranks[0].device_used;
     r->memory_bytes[SW_TIER_HOST] = t->arena.used;
-    r->memory_bytes[SW_TIER_NVME] = t->placement.store_bytes;
+    r->memory_bytes[SW_TIER_NVME] = t->rank_count * t->placement.store_bytes;
     trace_memory(t, record->end_ns);
     t->reported++;
     if (t->hooks.on_step) t->hooks.on_step(t->hooks.ctx, r);
@@ -228,32 +254,40 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
 /* ---- digest ---- */
 
 /* Masters, momenta and variances as FP32, whatever the record's format. */
-static void hash_chunk(const struct sw_trainer *t, uint32_t c, void *record,
-                       XXH3_state_t *hashes[3]) {
+static void hash_chunk(const struct sw_rank *r, uint32_t c, void *record, XXH3_state_t *hashes[3]) {
+    const struct sw_chunk *placed = &r->t->placement.chunks[c];
+    const uint64_t at = sw_shard_first(r, placed->unit) + placed->first;
+    const uint64_t elements = r->t->model.units[placed->unit].count;
+    const uint64_t end = elements > at ? elements - at : 0; /* the padding of shards is left out */
     struct sw_adam_chunk chunk;
-    sw_trainer_map(t, c, record, &chunk);
+    sw_trainer_map(r, c, record, &chunk);
     for (uint64_t first = 0; first < chunk.count; first += SW_ADAM_BLOCK) {
         const uint64_t left = chunk.count - first;
         const uint64_t count = left < SW_ADAM_BLOCK ? left : SW_ADAM_BLOCK;
+        const uint64_t real = first + count <= end ? count : first < end ? end - first : 0;
         float values[3][SW_ADAM_BLOCK];
         sw_adam_read(&chunk, first, count, values[0], values[1], values[2]);
         for (int part = 0; part < 3; part++)
-            XXH3_64bits_update(hashes[part], values[part], count * sizeof(float));
+            XXH3_64bits_update(hashes[part], values[part], real * sizeof(float));
     }
 }
 
+/* Shard by shard of each unit, so that the elements come in their order. */
 static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
+    const struct sw_placement *p = &t->placement;
     uint64_t bytes = 0;
-    for (uint32_t c = 0; c < t->placement.chunk_count; c++)
-        if (t->placement.chunks[c].record_bytes > bytes)
-            bytes = t->placement.chunks[c].record_bytes;
+    for (uint32_t c = 0; c < p->chunk_count; c++)
+        if (p->chunks[c].record_bytes > bytes) bytes = p->chunks[c].record_bytes;
     char *record = aligned_alloc(SW_NVME_ALIGN_BYTES, bytes);
     if (!record) return -ENOMEM;
     int ret = 0;
-    for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        ret = sw_trainer_read_record(t, c, record);
-        if (ret == 0) hash_chunk(t, c, record, hashes);
-    }
+    for (uint32_t u = 0; u < t->model.unit_count; u++)
+        for (uint32_t i = 0; i < t->rank_count; i++)
+            for (uint32_t c = p->unit_first_chunk[u]; c < p->unit_first_chunk[u + 1] && ret == 0;
+                 c++) {
+                ret = sw_trainer_read_record(&t->ranks[i], c, record);
+                if (ret == 0) hash_chunk(&t->ranks[i], c, record, hashes);
+            }
     free(record);
     return ret;
 }
@@ -263,8 +297,9 @@ static int hash_weights(struct sw_trainer *t, XXH3_state_t *hash) {
     char *piece = malloc(FETCH_PIECE * element);
     int ret = piece ? 0 : -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        for (uint64_t first = 0; first < t->unit_elements[u] && ret == 0; first += FETCH_PIECE) {
-            const uint64_t left = t->unit_elements[u] - first;
+        for (uint64_t first = 0; first < t->model.units[u].count && ret == 0;
+             first += FETCH_PIECE) {
+            const uint64_t left = t->model.units[u].count - first;
             const uint64_t count = left < FETCH_PIECE ? left : FETCH_PIECE;
             ret = sw_trainer_fetch(t, u, first, count, t->options.dtype, piece);
             if (ret == 0) XXH3_64bits_update(hash, piece, count * element);

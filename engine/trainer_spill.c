@@ -17,14 +17,22 @@
 static const char *const names[SPILL_COUNT] = {SW_STORE_WEIGHTS, SW_STORE_GRADIENTS,
                                                SW_STORE_INPUTS};
 
+/* What one rank has of it comes behind each other, so that records of the same place lie together.
+ */
 static uint64_t index_count(const struct sw_trainer *t, enum spill spill) {
     const struct sw_placement *p = &t->placement;
-    return spill == SPILL_KEPT ? (uint64_t)p->kept_groups * p->micro_count : p->chunk_count;
+    return t->rank_count *
+           (spill == SPILL_KEPT ? (uint64_t)p->kept_groups * p->micro_count : p->chunk_count);
+}
+
+uint64_t sw_spill_index(const struct sw_rank *r, uint64_t index) {
+    return index * r->t->rank_count + r->index;
 }
 
 /* Bytes of what belongs to an index on NVMe; 0: it is elsewhere. */
-static uint64_t bytes_on_nvme(const struct sw_trainer *t, enum spill spill, uint64_t index) {
+static uint64_t bytes_on_nvme(const struct sw_trainer *t, enum spill spill, uint64_t spilled) {
     const struct sw_placement *p = &t->placement;
+    const uint64_t index = spilled / t->rank_count;
     if (spill == SPILL_KEPT)
         return p->kept[index].tier == SW_TIER_NVME ? t->input.activation_bytes : 0;
     const struct sw_chunk *chunk = &p->chunks[index];
@@ -44,8 +52,8 @@ static void slots_of(const struct sw_trainer *t, enum spill spill, int write, ch
         [SPILL_KEPT] = {SW_RING_KEPT_STAGE, SW_RING_KEPT_STAGE},
     };
     const enum sw_ring ring = rings[spill][write];
-    *base = t->rings[ring];
-    *bytes = t->placement.ring_slots[ring] * t->placement.ring_slot_bytes[ring];
+    *base = t->ranks[0].rings[ring];
+    *bytes = t->rank_count * t->placement.ring_slots[ring] * t->placement.ring_slot_bytes[ring];
 }
 
 static int open_files(struct sw_trainer *t, enum spill spill, uint32_t records) {
@@ -146,7 +154,7 @@ int sw_spill_check(const struct sw_trainer *t, const struct lane_request *r) {
     return refuse(r->spill, record, names[r->spill - t->spills], r->record->step, have);
 }
 
-int sw_spill_move(struct sw_trainer *t, enum spill spill, uint32_t index, int write, void *buffer) {
+int sw_spill_move(struct sw_trainer *t, enum spill spill, uint64_t index, int write, void *buffer) {
     struct spill_store *s = &t->spills[spill];
     const uint32_t record = s->record_of[index];
     struct sw_nvme_req req = {.buf = buffer, .chunk = record, .write = (uint32_t)write}, *done;

@@ -35,7 +35,7 @@ static uint64_t weights_fingerprint(const struct sw_trainer *t) {
     float values[VALUES];
     uint32_t crc[2] = {0, 1};
     for (uint32_t u = 0; u < t->model.unit_count; u++) {
-        const uint64_t elements = t->unit_elements[u];
+        const uint64_t elements = t->model.units[u].count;
         for (uint64_t p = 0; p < PLACES; p++) {
             const uint64_t first = elements / PLACES * p;
             const uint64_t count = elements - first < VALUES ? elements - first : VALUES;
@@ -93,16 +93,17 @@ static int choose_drives(struct sw_trainer *t, const char *const *folders, uint3
 
 static int open_files(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
-    uint64_t *bytes = malloc(p->chunk_count * sizeof(*bytes));
+    const uint32_t count = sw_trainer_store_chunks(t);
+    uint64_t *bytes = malloc(count * sizeof(*bytes));
     if (!bytes) return -ENOMEM;
-    for (uint32_t c = 0; c < p->chunk_count; c++) bytes[c] = p->chunks[c].record_bytes;
+    for (uint32_t i = 0; i < count; i++) bytes[i] = p->chunks[i / t->rank_count].record_bytes;
     uint32_t folder_count;
     const struct sw_nvme_options options = {
         .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
         .name = SW_STORE_NAME,
         .record_bytes = bytes,
-        .chunk_count = p->chunk_count,
+        .chunk_count = count,
         .homes = t->input.homes,
         .shares = t->drives.striped ? t->drives.shares : NULL,
     };
@@ -128,8 +129,9 @@ static int open_queues(struct sw_trainer *t) {
             .write = (uint32_t)write, .depth = IDLE_DEPTH, .block_bytes = IDLE_BLOCK_BYTES};
         struct sw_nvme_queue_options lane;
         sw_trainer_lane_options(t, write, &lane);
-        lane.base = t->rings[SW_RING_STATE];
-        lane.bytes = p->ring_slots[SW_RING_STATE] * p->ring_slot_bytes[SW_RING_STATE];
+        lane.base = t->ranks[0].rings[SW_RING_STATE];
+        lane.bytes =
+            t->rank_count * p->ring_slots[SW_RING_STATE] * p->ring_slot_bytes[SW_RING_STATE];
         ret = sw_nvme_queue_open(&t->idle[write], t->store, &idle);
         if (ret == 0 && p->state_bytes[SW_TIER_NVME])
             ret = sw_nvme_queue_open(write ? &t->writer : &t->reader, t->store, &lane);
@@ -147,8 +149,10 @@ int sw_trainer_open_store(struct sw_trainer *t) {
     ret = open_files(t);
     if (ret == 0 && t->input.homes == 2)
         ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
-                              p->chunk_count, !t->resuming);
-    if (ret == 0) ret = sw_homes_open(&t->homes, p->chunk_count, t->resuming ? &t->resumed : NULL);
+                              sw_trainer_store_chunks(t), !t->resuming);
+    if (ret == 0)
+        ret =
+            sw_homes_open(&t->homes, sw_trainer_store_chunks(t), t->resuming ? &t->resumed : NULL);
     if (ret == 0) ret = open_queues(t);
     if (ret == 0) describe_store(t);
     return ret;
@@ -210,9 +214,11 @@ static uint64_t payload_bytes(const struct sw_trainer *t, uint32_t c) {
     return sw_adam_record_bytes(&t->format, t->placement.chunks[c].count);
 }
 
-static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void *record) {
+static int move(struct sw_rank *r, uint32_t c, uint32_t home, int write, void *record) {
+    struct sw_trainer *t = r->t;
     struct sw_nvme_queue *queue = t->idle[write];
-    struct sw_nvme_req req = {.buf = record, .chunk = c, .home = home, .write = (uint32_t)write};
+    struct sw_nvme_req req = {
+        .buf = record, .chunk = sw_store_chunk(r, c), .home = home, .write = (uint32_t)write};
     struct sw_nvme_req *done;
     int ret = sw_nvme_submit(queue, &req);
     if (ret == 0) ret = sw_nvme_reap(queue, &done, 1, 1);
@@ -221,28 +227,40 @@ static int move(struct sw_trainer *t, uint32_t c, uint32_t home, int write, void
 }
 
 /* A chunk that is not on NVMe, from its tier into `record`. */
-static int fetch_resident(struct sw_trainer *t, uint32_t c, void *record) {
+static int fetch_resident(struct sw_rank *r, uint32_t c, void *record) {
+    struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
     if (chunk->tier == SW_TIER_HOST) {
-        memcpy(record, t->host_state + chunk->record_offset, chunk->record_bytes);
+        memcpy(record, r->host_state + chunk->record_offset, chunk->record_bytes);
         return 0;
     }
-    const int ret = t->device.ops->copy_d2h(
-        t->stream, record, t->device_state + chunk->record_offset, chunk->record_bytes);
-    return ret < 0 ? ret : t->device.ops->stream_sync(t->stream);
+    const int ret = r->device.ops->copy_d2h(
+        r->stream, record, r->device_state + chunk->record_offset, chunk->record_bytes);
+    return ret < 0 ? ret : r->device.ops->stream_sync(r->stream);
 }
 
-int sw_trainer_read_record(struct sw_trainer *t, uint32_t c, void *record) {
+int sw_trainer_read_record(struct sw_rank *r, uint32_t c, void *record) {
+    struct sw_trainer *t = r->t;
     uint32_t checksum;
-    if (t->placement.chunks[c].tier != SW_TIER_NVME) return fetch_resident(t, c, record);
-    const uint32_t home = sw_homes_newest(&t->homes, c, &checksum);
+    if (t->placement.chunks[c].tier != SW_TIER_NVME) return fetch_resident(r, c, record);
+    const uint32_t home = sw_homes_newest(&t->homes, sw_store_chunk(r, c), &checksum);
     if (home == SW_HOME_VIRGIN) {
-        sw_trainer_start_chunk(t, c, record);
+        sw_trainer_start_chunk(r, c, record);
         return 0;
     }
-    const int ret = move(t, c, home, 0, record);
+    const int ret = move(r, c, home, 0, record);
     if (ret < 0) return ret;
-    return sw_trainer_check_bytes(t, c, t->reported, sw_crc32c(0, record, payload_bytes(t, c)));
+    return sw_trainer_check_bytes(r, c, t->reported, sw_crc32c(0, record, payload_bytes(t, c)));
+}
+
+static int write_resident(struct sw_rank *r, uint32_t c, void *record) {
+    struct sw_trainer *t = r->t;
+    const uint32_t stored = sw_store_chunk(r, c), home = sw_homes_next(&t->homes, stored);
+    int ret = fetch_resident(r, c, record);
+    if (ret == 0) ret = move(r, c, home, 1, record);
+    if (ret == 0)
+        sw_homes_wrote(&t->homes, stored, home, sw_crc32c(0, record, payload_bytes(t, c)));
+    return ret;
 }
 
 int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
@@ -252,29 +270,29 @@ int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
     int ret = 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
         if (t->placement.chunks[c].tier == SW_TIER_NVME) continue;
-        const uint32_t home = sw_homes_next(&t->homes, c);
-        ret = fetch_resident(t, c, record);
-        if (ret == 0) ret = move(t, c, home, 1, record);
-        if (ret == 0) sw_homes_wrote(&t->homes, c, home, sw_crc32c(0, record, payload_bytes(t, c)));
+        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
+            ret = write_resident(&t->ranks[i], c, record);
     }
     free(record);
     return ret < 0 ? ret : sw_trainer_commit(t, step, t->updates, t->skips_in_a_row);
 }
 
-int sw_trainer_check_bytes(const struct sw_trainer *t, uint32_t c, uint64_t step, uint32_t have) {
+int sw_trainer_check_bytes(const struct sw_rank *r, uint32_t c, uint64_t step, uint32_t have) {
+    const struct sw_trainer *t = r->t;
     uint32_t want;
-    const uint32_t home = sw_homes_newest(&t->homes, c, &want);
+    const uint32_t home = sw_homes_newest(&t->homes, sw_store_chunk(r, c), &want);
     if (home == SW_HOME_VIRGIN || have == want) return 0;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
+    const uint64_t first = sw_shard_first(r, chunk->unit) + chunk->first;
     uint64_t offset;
-    const char *path = sw_nvme_where(t->store, c, home, &offset);
+    const char *path = sw_nvme_where(t->store, sw_store_chunk(r, c), home, &offset);
     sw_error(
         "step %llu: the state of %s, elements %llu to %llu (chunk %u, %s at byte %llu), is not "
         "what was written: CRC-32C %08x, expected %08x; the drive or its path lost or changed "
         "bytes, and nothing was trained on them",
-        (unsigned long long)step, t->model.units[chunk->unit].name,
-        (unsigned long long)chunk->first, (unsigned long long)(chunk->first + chunk->count - 1), c,
-        path, (unsigned long long)offset, have, want);
+        (unsigned long long)step, t->model.units[chunk->unit].name, (unsigned long long)first,
+        (unsigned long long)(first + chunk->count - 1), c, path, (unsigned long long)offset, have,
+        want);
     return -EIO;
 }
 
@@ -320,9 +338,9 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
     if (!t->resuming) return 0;
     const int ret = check_identity(t, &t->resumed);
     if (ret < 0) return ret;
-    if (t->resumed.chunk_count != t->placement.chunk_count) {
+    if (t->resumed.chunk_count != sw_trainer_store_chunks(t)) {
         sw_error("--resume: the store in %s has %u chunks and this run has %u",
-                 sw_trainer_store_folder(t), t->resumed.chunk_count, t->placement.chunk_count);
+                 sw_trainer_store_folder(t), t->resumed.chunk_count, sw_trainer_store_chunks(t));
         return -EINVAL;
     }
     if (t->resumed.step > t->options.steps) {
@@ -335,32 +353,35 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
     return 0;
 }
 
-int sw_trainer_restore_chunk(struct sw_trainer *t, uint32_t c, void *record) {
+int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record) {
+    struct sw_trainer *t = r->t;
     const struct sw_chunk *placed = &t->placement.chunks[c];
+    const uint64_t first = sw_shard_first(r, placed->unit) + placed->first;
     uint32_t checksum;
-    int ret = move(t, c, sw_homes_newest(&t->homes, c, &checksum), 0, record);
+    int ret = move(r, c, sw_homes_newest(&t->homes, sw_store_chunk(r, c), &checksum), 0, record);
     if (ret < 0)
         sw_error("step %llu: the state of %s, elements %llu to %llu, could not be read: %s",
                  (unsigned long long)t->resumed.step, t->model.units[placed->unit].name,
-                 (unsigned long long)placed->first,
-                 (unsigned long long)(placed->first + placed->count - 1), strerror(-ret));
+                 (unsigned long long)first, (unsigned long long)(first + placed->count - 1),
+                 strerror(-ret));
     if (ret == 0)
-        ret = sw_trainer_check_bytes(t, c, t->resumed.step,
+        ret = sw_trainer_check_bytes(r, c, t->resumed.step,
                                      sw_crc32c(0, record, payload_bytes(t, c)));
     if (ret < 0) return ret;
     if (placed->tier == SW_TIER_HOST)
-        memcpy(t->host_state + placed->record_offset, record, placed->record_bytes);
+        memcpy(r->host_state + placed->record_offset, record, placed->record_bytes);
     if (placed->tier == SW_TIER_DEVICE)
-        ret = t->device.ops->copy_h2d(t->stream, t->device_state + placed->record_offset, record,
+        ret = r->device.ops->copy_h2d(r->stream, r->device_state + placed->record_offset, record,
                                       placed->record_bytes);
-    if (ret == 0) ret = t->device.ops->stream_sync(t->stream);
+    if (ret == 0) ret = r->device.ops->stream_sync(r->stream);
     if (ret < 0) return ret;
-    sw_trainer_round_masters(t, c, record, t->weight_buffer);
-    return sw_trainer_put_weights(t, c);
+    sw_trainer_round_masters(r, c, record, t->weight_buffer);
+    return sw_trainer_put_weights(r, c);
 }
 
-int sw_trainer_is_committed(const struct sw_trainer *t, uint32_t c) {
-    return t->resuming && t->resumed.entries[c].home != SW_HOME_VIRGIN;
+int sw_trainer_is_committed(const struct sw_rank *r, uint32_t c) {
+    const struct sw_trainer *t = r->t;
+    return t->resuming && t->resumed.entries[sw_store_chunk(r, c)].home != SW_HOME_VIRGIN;
 }
 
 void sw_trainer_go_on(struct sw_trainer *t) {

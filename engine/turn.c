@@ -23,6 +23,8 @@ const char *sw_task_name(enum sw_task_kind kind) {
         [SW_TASK_HEAD_GRAD] = "head gradient",
         [SW_TASK_LOSS] = "loss",
         [SW_TASK_GATE] = "gate",
+        [SW_TASK_GATHER] = "all-gather",
+        [SW_TASK_SCATTER] = "reduce-scatter",
         [SW_TASK_REDUCE] = "reduce",
         [SW_TASK_GRAD] = "grad",
         [SW_TASK_NORMS] = "norms",

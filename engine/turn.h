@@ -49,6 +49,9 @@ enum sw_task_kind {
     SW_TASK_HEAD_GRAD,     /* compute: a tied part's gradient of the matrix */
     SW_TASK_LOSS,          /* d2h: loss sums of all micro-batches */
     SW_TASK_GATE,    /* control: is the loss finite (backward mode), or the sum of an evaluation */
+    SW_TASK_GATHER,  /* comm: a unit's weights from all ranks' shards */
+    SW_TASK_SCATTER, /* comm: a unit's accumulated gradient summed over ranks, each rank its shard
+                      */
     SW_TASK_REDUCE,  /* comm: round the accumulated gradient of a span of chunks, block norms */
     SW_TASK_GRAD,    /* d2h: chunk c's rounded gradient */
     SW_TASK_NORMS,   /* d2h: unit u's block norms */
@@ -72,6 +75,13 @@ enum sw_task_kind {
     SW_TASK_KIND_COUNT
 };
 const char *sw_task_name(enum sw_task_kind kind);
+
+/* Every rank runs the same turn on its own shard. Device lanes exist for each rank; the others are
+ * the process's and take each task for one rank after the other, but these once for all ranks. */
+static inline int sw_task_is_joint(enum sw_task_kind kind) {
+    return kind == SW_TASK_FILL || kind == SW_TASK_GATE || kind == SW_TASK_NORM ||
+           kind == SW_TASK_COMMIT;
+}
 
 struct sw_dep {
     int32_t index; /* in the lane's order within its turn; -1: what came before that turn */

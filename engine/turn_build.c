@@ -97,6 +97,7 @@ static void load_weights(struct sw_builder *b, uint32_t i) {
     const uint32_t unit = v->unit;
     if (!streamed(b)) {
         if (is_due(b, unit)) emit_late_update(b, unit, NONE);
+        sw_emit_gather(b, unit, NONE);
         return;
     }
     if (shares_window(b, i)) {
@@ -106,10 +107,11 @@ static void load_weights(struct sw_builder *b, uint32_t i) {
     v->window = take(b, SW_RING_WINDOW);
     if (is_due(b, unit)) {
         emit_late_update(b, unit, v->window);
-        return;
+    } else {
+        for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
+            sw_emit_load(b, c, v->window, NONE);
     }
-    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
-        sw_emit_load(b, c, v->window, NONE);
+    sw_emit_gather(b, unit, v->window);
 }
 
 static void emit_loads(struct sw_builder *b, uint32_t i) {
@@ -120,6 +122,7 @@ static void emit_loads(struct sw_builder *b, uint32_t i) {
         for (uint32_t part = 0; part < b->p->order.parts; part++) {
             const uint32_t unit = sw_order_head(&b->p->order, part);
             if (is_due(b, unit)) emit_late_update(b, unit, NONE);
+            sw_emit_gather(b, unit, NONE);
         }
     else if (needs_weights(b, v))
         load_weights(b, i);
@@ -319,8 +322,9 @@ static int open_builder(struct sw_builder *b, const struct sw_turn *prev) {
     b->track = sw_track_open(b->p, prev);
     b->visits = calloc(4 * (uint64_t)units + 4, sizeof(*b->visits));
     b->updated = calloc(units, sizeof(*b->updated));
+    b->gathered = calloc(units, sizeof(*b->gathered));
     b->kept_use = malloc((kept + 1) * sizeof(*b->kept_use));
-    if (!b->track || !b->visits || !b->updated || !b->kept_use) return -ENOMEM;
+    if (!b->track || !b->visits || !b->updated || !b->gathered || !b->kept_use) return -ENOMEM;
     for (uint64_t i = 0; i < kept; i++) b->kept_use[i] = NONE;
     for (uint32_t u = 0; u < units; u++) b->late_left += (uint32_t)is_late(b, u);
     return 0;
@@ -348,6 +352,7 @@ int sw_turn_build(struct sw_turn *turn, const struct sw_turn_shape *shape, enum 
     if (turn->end) memcpy(turn->ring_uses, turn->end->ring_uses, sizeof(turn->ring_uses));
     free(b.visits);
     free(b.updated);
+    free(b.gathered);
     free(b.kept_use);
     if (!b.failed) return 0;
     sw_turn_free(turn);

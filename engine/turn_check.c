@@ -19,6 +19,7 @@ enum family {
     STAGING,
     BATCH,
     WEIGHT,
+    FULL,
     KEPT,
     GROUP,
     NORM_INPUT,
@@ -45,6 +46,7 @@ static const char *const family_names[FAMILY_COUNT] = {
     "staging",
     "batch",
     "weights of chunk",
+    "weights of other ranks",
     "kept input",
     "input inside a group",
     "input of the norm",
@@ -77,9 +79,9 @@ static const char *const family_names[FAMILY_COUNT] = {
 /* Which side of the border a family lies on; what a placement may put on either is neither. */
 enum side { EITHER, DEVICE, HOST };
 static const uint8_t family_side[FAMILY_COUNT] = {
-    HOST,   DEVICE, EITHER, EITHER, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE,
-    DEVICE, EITHER, DEVICE, HOST,   DEVICE, HOST,   HOST,   HOST,   DEVICE, EITHER,
-    HOST,   HOST,   HOST,   DEVICE, HOST,   DEVICE, DEVICE, HOST,   DEVICE, HOST,
+    HOST,   DEVICE, EITHER, DEVICE, EITHER, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE,
+    DEVICE, EITHER, DEVICE, HOST,   DEVICE, HOST,   HOST,   HOST,   DEVICE, EITHER, HOST,
+    HOST,   HOST,   DEVICE, HOST,   DEVICE, DEVICE, HOST,   DEVICE, HOST,
 };
 
 struct resource {
@@ -185,6 +187,10 @@ static uint64_t part_tag(const struct checker *c, uint64_t what, uint64_t count)
 static uint64_t chunk_tag(uint64_t chunk, uint64_t step) {
     return tag_of(UINT64_MAX, chunk, step);
 }
+/* Every rank's weights of a unit after the update of a step. */
+static uint64_t full_tag(uint64_t unit, uint64_t step) {
+    return tag_of(UINT64_MAX - 2, unit, step);
+}
 static uint64_t step_tag(uint64_t step) {
     return tag_of(UINT64_MAX - 1, step, 0);
 }
@@ -220,8 +226,12 @@ static void adds(struct checker *c, enum family f, uint64_t i, uint64_t what, ui
     writes(c, f, i, part_tag(c, what, had + 1));
 }
 
-static uint32_t chunks_of(const struct sw_placement *p, uint32_t unit) {
-    return p->unit_first_chunk[unit + 1] - p->unit_first_chunk[unit];
+/* How many chunks of a unit come into the window by loads: all, or none where they are gathered
+ * from the device. */
+static uint32_t loads_of(const struct sw_placement *p, uint32_t unit) {
+    const uint32_t first = p->unit_first_chunk[unit];
+    return p->chunks[first].weight_tier == SW_TIER_DEVICE ? 0
+                                                          : p->unit_first_chunk[unit + 1] - first;
 }
 
 /* ---- compute ---- */
@@ -231,9 +241,10 @@ static void reads_weights(struct checker *c, uint32_t unit) {
     const struct sw_placement *p = c->shape->placement;
     if (p->ring_slots[SW_RING_WINDOW]) {
         reads_slot(c, SW_RING_WINDOW, c->task->at[SW_RING_WINDOW],
-                   part_tag(c, unit, chunks_of(p, unit)));
+                   part_tag(c, unit, loads_of(p, unit) + (p->shards > 1)));
         return;
     }
+    if (p->shards > 1) reads(c, FULL, unit, full_tag(unit, c->step - 1));
     for (uint32_t i = p->unit_first_chunk[unit]; i < p->unit_first_chunk[unit + 1]; i++)
         reads(c, WEIGHT, i, chunk_tag(i, c->step - 1));
 }
@@ -374,18 +385,32 @@ static void follow_backward(struct checker *c) {
 
 /* ---- gradients and updates ---- */
 
-static uint64_t span_number(const struct sw_placement *p, uint32_t chunk) {
-    uint64_t number = 0;
-    for (uint32_t i = p->unit_first_chunk[p->chunks[chunk].unit]; i < chunk;
-         i = p->chunks[i].span_end)
-        number++;
-    return number;
+static uint64_t spans_before(const struct sw_placement *p, uint32_t unit, uint32_t end) {
+    uint64_t count = 0;
+    for (uint32_t i = p->unit_first_chunk[unit]; i < end; i = p->chunks[i].span_end) count++;
+    return count;
+}
+
+/* All ranks' weights of a unit come together: one more piece after what was loaded. */
+static void follow_gather(struct checker *c) {
+    const struct sw_placement *p = c->shape->placement;
+    const uint32_t u = c->task->unit;
+    for (uint32_t i = p->unit_first_chunk[u]; i < p->unit_first_chunk[u + 1]; i++)
+        if (p->chunks[i].weight_tier == SW_TIER_DEVICE)
+            reads(c, WEIGHT, i, chunk_tag(i, c->step - 1));
+    if (!p->ring_slots[SW_RING_WINDOW])
+        writes(c, FULL, u, full_tag(u, c->step - 1));
+    else if (c->task->at[SW_RING_WINDOW] < 0)
+        fail(c, "has no window");
+    else
+        adds(c, (enum family)(RING + SW_RING_WINDOW),
+             slot_of(c, SW_RING_WINDOW, c->task->at[SW_RING_WINDOW]), u, loads_of(p, u));
 }
 
 static void follow_reduce(struct checker *c) {
     const struct sw_placement *p = c->shape->placement;
     const uint32_t u = c->task->unit, first = c->task->chunk;
-    const uint64_t whole = part_tag(c, ACC + u, contributions(c, u));
+    const uint64_t whole = part_tag(c, ACC + u, contributions(c, u) + (p->shards > 1));
     if (c->task->at[SW_RING_ACC] >= 0)
         reads_slot(c, SW_RING_ACC, c->task->at[SW_RING_ACC], whole);
     else
@@ -399,7 +424,7 @@ static void follow_reduce(struct checker *c) {
     }
     if (away)
         writes_slot(c, SW_RING_ROUNDED, c->task->at[SW_RING_ROUNDED], part_tag(c, SPAN + first, 0));
-    adds(c, NORMS, u, u, span_number(p, first));
+    adds(c, NORMS, u, u, spans_before(p, u, first));
 }
 
 /* A gradient's ways: from the device's slot or place, to its place or a slot for Adam or NVMe. */
@@ -545,16 +570,9 @@ static void follow_control(struct checker *c) {
         writes(c, VERDICT, c->step % 4, step_tag(c->step));
 }
 
-static uint64_t spans_of(const struct sw_placement *p, uint32_t unit) {
-    uint64_t count = 0;
-    for (uint32_t i = p->unit_first_chunk[unit]; i < p->unit_first_chunk[unit + 1];
-         i = p->chunks[i].span_end)
-        count++;
-    return count;
-}
-
 static void follow(struct checker *c) {
     const struct sw_task *t = c->task;
+    const struct sw_placement *p = c->shape->placement;
     const uint32_t u = t->unit, m = t->micro;
     switch (t->kind) {
     case SW_TASK_FILL:
@@ -586,6 +604,12 @@ static void follow(struct checker *c) {
     case SW_TASK_NORM:
         follow_control(c);
         break;
+    case SW_TASK_GATHER:
+        follow_gather(c);
+        break;
+    case SW_TASK_SCATTER:
+        accumulates(c, u, contributions(c, u));
+        break;
     case SW_TASK_REDUCE:
         follow_reduce(c);
         break;
@@ -595,7 +619,7 @@ static void follow(struct checker *c) {
         follow_grad(c);
         break;
     case SW_TASK_NORMS:
-        reads(c, NORMS, u, part_tag(c, u, spans_of(c->shape->placement, u)));
+        reads(c, NORMS, u, part_tag(c, u, spans_before(p, u, p->unit_first_chunk[u + 1])));
         writes(c, HOST_NORMS, u, turn_tag(c));
         break;
     case SW_TASK_SCALARS:
@@ -690,6 +714,7 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
     const uint64_t counts[RING] = {[STAGING] = 1,
                                    [BATCH] = micros,
                                    [WEIGHT] = chunks,
+                                   [FULL] = units,
                                    [KEPT] = p->kept_groups * micros,
                                    [GROUP] = (p->checkpoint_every - 1) * micros,
                                    [NORM_INPUT] = micros,

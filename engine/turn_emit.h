@@ -30,6 +30,7 @@ struct sw_builder {
     struct sw_visit *visits;
     uint32_t visit_count;
     uint8_t *updated;      /* by unit: its late update is emitted */
+    uint8_t *gathered;     /* by unit: its whole weights, where they stay, are of this step */
     uint32_t late_left;    /* units */
     int32_t *kept_use;     /* by group and micro-batch: open use of the ring, or NONE */
     int all_kept;          /* forward has come past the last layer */
@@ -121,6 +122,8 @@ static inline uint32_t group_of(const struct sw_builder *b, uint32_t unit) {
 
 /* Into the window from where the weights are kept, or from the slot that Adam left them in. */
 void sw_emit_load(struct sw_builder *b, uint32_t chunk, int32_t window, int32_t emit);
+/* A unit's weights of all ranks: into the window, or where they stay. */
+void sw_emit_gather(struct sw_builder *b, uint32_t unit, int32_t window);
 /* The update of a unit whose gradient waits. window: where the new weights are needed next. */
 void sw_emit_update(struct sw_builder *b, uint32_t unit, int late, int32_t window);
 void sw_emit_scalars(struct sw_builder *b, int late);

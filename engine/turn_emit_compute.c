@@ -3,13 +3,17 @@
 
 /* ---- compute ---- */
 
-static void reads_weights(struct sw_builder *b, const struct sw_visit *v) {
-    if (v->window != NONE) {
-        reads_slot(b, SW_RING_WINDOW, v->window);
-        return;
-    }
-    for (uint32_t c = b->p->unit_first_chunk[v->unit]; c < b->p->unit_first_chunk[v->unit + 1]; c++)
+static void reads_resident(struct sw_builder *b, uint32_t unit) {
+    if (b->p->shards > 1) reads(b, SW_RES_FULL, unit);
+    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
         reads(b, SW_RES_WEIGHT, c);
+}
+
+static void reads_weights(struct sw_builder *b, const struct sw_visit *v) {
+    if (v->window != NONE)
+        reads_slot(b, SW_RING_WINDOW, v->window);
+    else
+        reads_resident(b, v->unit);
 }
 
 /* A unit's input of one micro-batch, layers and norm. */
@@ -176,10 +180,7 @@ void sw_emit_head_whole(struct sw_builder *b, const struct sw_visit *v) {
     for (uint32_t m = 0; m < b->p->micro_count; m++) {
         begin_compute(b, v->kind, v, m);
         for (uint32_t part = 0; part < b->p->order.parts; part++) {
-            const uint32_t unit = sw_order_head(&b->p->order, part);
-            for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1];
-                 c++)
-                reads(b, SW_RES_WEIGHT, c);
+            reads_resident(b, sw_order_head(&b->p->order, part));
             writes(b, SW_RES_HEAD_ACC, part);
         }
         reads_head(b, m);

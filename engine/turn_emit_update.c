@@ -12,6 +12,7 @@ static void emit_read_weight(struct sw_builder *b, uint32_t c, int32_t stage) {
 
 /* Into the window from where the weights are kept, or from the slot that Adam left them in. */
 void sw_emit_load(struct sw_builder *b, uint32_t c, int32_t window, int32_t emit) {
+    if (b->p->chunks[c].weight_tier == SW_TIER_DEVICE) return; /* it is gathered from there */
     const int staged = b->p->chunks[c].weight_tier == SW_TIER_NVME && emit == NONE;
     const int32_t stage = staged ? take(b, SW_RING_WEIGHT_STAGE) : NONE;
     if (staged) emit_read_weight(b, c, stage);
@@ -25,6 +26,19 @@ void sw_emit_load(struct sw_builder *b, uint32_t c, int32_t window, int32_t emit
     writes_slot(b, SW_RING_WINDOW, window);
     sw_emit_append(b);
     if (staged) release(b, SW_RING_WEIGHT_STAGE, stage);
+}
+
+void sw_emit_gather(struct sw_builder *b, uint32_t unit, int32_t window) {
+    if (b->p->shards == 1 || (window == NONE && b->gathered[unit])) return;
+    b->gathered[unit] = 1;
+    begin(b, SW_TASK_GATHER, SW_LANE_COMM)->unit = unit;
+    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
+        if (b->p->chunks[c].weight_tier == SW_TIER_DEVICE) reads(b, SW_RES_WEIGHT, c);
+    if (window == NONE)
+        writes(b, SW_RES_FULL, unit);
+    else
+        writes_slot(b, SW_RING_WINDOW, window);
+    sw_emit_append(b);
 }
 
 /* The gradient of a chunk from where it waits; its position in the staging ring, or NONE. */
@@ -190,9 +204,21 @@ static int32_t emit_grad(struct sw_builder *b, uint32_t c, int32_t rounded, int 
     return NONE;
 }
 
+/* Every rank's gradient of a unit becomes the sum of its own shard, in place. */
+static void emit_scatter(struct sw_builder *b, uint32_t unit, int32_t acc, uint32_t part) {
+    if (b->p->shards == 1) return;
+    begin(b, SW_TASK_SCATTER, SW_LANE_COMM)->unit = unit;
+    if (acc == NONE)
+        writes(b, SW_RES_HEAD_ACC, part);
+    else
+        writes_slot(b, SW_RING_ACC, acc);
+    sw_emit_append(b);
+}
+
 /* Rounds a unit's gradient and brings it to where it waits, or straight through the update. */
 static void emit_unit_gradient(struct sw_builder *b, uint32_t unit, int32_t acc, uint32_t part) {
     const int early = b->shape->overlap == SW_OVERLAP_BACKWARD && !is_late(b, unit);
+    emit_scatter(b, unit, acc, part);
     for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1];) {
         int32_t rounded;
         const uint32_t end = b->p->chunks[c].span_end;

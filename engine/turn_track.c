@@ -12,6 +12,7 @@ static void count_resources(struct sw_track *t, const struct sw_placement *p) {
         [SW_RES_STAGING] = 1,
         [SW_RES_BATCH] = micros,
         [SW_RES_WEIGHT] = chunks,
+        [SW_RES_FULL] = units,
         [SW_RES_STATE] = chunks,
         [SW_RES_GRAD] = chunks,
         [SW_RES_KEPT] = p->kept_groups * micros,

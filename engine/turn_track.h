@@ -13,6 +13,7 @@ enum sw_resource {
     SW_RES_STAGING,    /* the host's batch */
     SW_RES_BATCH,      /* by micro-batch: on the device */
     SW_RES_WEIGHT,     /* by chunk, where it stays */
+    SW_RES_FULL,       /* by unit: other ranks' weights beside one's own, where all stay */
     SW_RES_STATE,      /* by chunk */
     SW_RES_GRAD,       /* by chunk, where it waits */
     SW_RES_KEPT,       /* by group and micro-batch, where it is kept */

@@ -26,7 +26,7 @@ static uint64_t largest_unit(const struct sw_placement_input *in) {
     uint64_t largest = 0;
     for (uint32_t u = 0; u < in->order.unit_count; u++)
         if (in->unit_elements[u] > largest) largest = in->unit_elements[u];
-    return largest;
+    return in->shards * largest;
 }
 
 static uint64_t take(uint64_t *pool_bytes, uint64_t bytes) {
@@ -89,7 +89,11 @@ static void cut_units(struct sw_placement *p, const struct sw_placement_input *i
             add_chunk(p, in, chunk, deals);
         }
         mark_spans(p, p->unit_first_chunk[u], p->chunk_count);
-        index += sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
+        index += in->shards * sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
+        if (p->whole_weights)
+            p->weight_bytes[SW_TIER_DEVICE] =
+                p->unit_weight_offset[u] +
+                in->shards * in->unit_elements[u] * sw_dtype_bytes(in->format.weight);
     }
     p->unit_first_chunk[in->order.unit_count] = p->chunk_count;
     for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
@@ -168,6 +172,11 @@ static struct counts count(const struct sw_placement *p) {
     return n;
 }
 
+/* Whether a unit's weights are brought together for each use, and dropped after it. */
+static int gathers_units(const struct sw_placement *p) {
+    return p->shards > 1 && !p->whole_weights;
+}
+
 /* No ring is longer than its uses in a turn: so whoever had a slot before did so in this turn or
  * the one before. */
 static void size_rings(struct sw_placement *p, const struct sw_placement_input *in) {
@@ -181,7 +190,7 @@ static void size_rings(struct sw_placement *p, const struct sw_placement_input *
     } rings[SW_RING_COUNT] = {
         [SW_RING_STATE] = {state_slots(n.on_nvme), n.record_max},
         [SW_RING_EMIT] = {at_most(SW_EMIT_SLOTS, n.emitted), n.count_max * weight},
-        [SW_RING_WINDOW] = {n.streamed ? SW_WINDOW_SLOTS : 0, largest * weight},
+        [SW_RING_WINDOW] = {n.streamed || gathers_units(p) ? SW_WINDOW_SLOTS : 0, largest * weight},
         [SW_RING_WEIGHT_STAGE] = {at_most(SW_WEIGHT_STAGE_SLOTS,
                                           n.staged ? n.staged : n.weights_on_nvme > 0),
                                   n.count_max * weight},
@@ -201,7 +210,7 @@ static void size_head(struct sw_placement *p, const struct sw_placement_input *i
     const uint32_t parts = in->order.parts;
     p->head_whole = whole;
     for (uint32_t part = 0; part < parts; part++) {
-        const uint64_t bytes = 4 * in->unit_elements[sw_order_head(&in->order, part)];
+        const uint64_t bytes = 4 * in->shards * in->unit_elements[sw_order_head(&in->order, part)];
         p->head_acc_offset[part + 1] =
             p->head_acc_offset[part] + (whole ? sw_round_up(bytes, PAGE_BYTES) : 0);
     }
@@ -286,15 +295,19 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
     assert(in->order.parts >= 1 && in->order.parts <= SW_PARTS_MAX &&
            in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
     assert(in->checkpoint_every >= 1 && in->micro_count >= 1);
+    assert(in->shards >= 1 && in->local_ranks >= 1);
+    const int on_device = sw_tiers_is_all(in->params, SW_TIER_DEVICE);
     *p = (struct sw_placement){.order = in->order,
                                .micro_count = in->micro_count,
+                               .shards = in->shards,
+                               .whole_weights = in->shards > 1 && in->whole_weights && on_device,
                                .checkpoint_every = in->checkpoint_every};
     const int ret = allocate(p, in);
     if (ret < 0) return ret;
     cut_units(p, in, chunk_elements(in));
     place_kept(p, in);
     size_rings(p, in);
-    size_head(p, in, sw_tiers_is_all(in->params, SW_TIER_DEVICE));
+    size_head(p, in, on_device && !gathers_units(p));
     p->store_bytes = in->homes * (p->state_bytes[0] + p->state_bytes[1] + p->state_bytes[2]) +
                      p->weight_bytes[SW_TIER_NVME] + p->grad_bytes[SW_TIER_NVME] +
                      p->kept_bytes[SW_TIER_NVME];
@@ -324,6 +337,8 @@ static const char *const ring_names[SW_RING_COUNT] = {
     [SW_RING_KEPT_STAGE] = "kept input staging slots",
 };
 
+static const char program_row[] = "program, libraries and turns"; /* of the process, once */
+
 int sw_placement_table(const struct sw_placement *p, const struct sw_placement_input *in,
                        struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
     const uint64_t inputs = in->micro_count * in->activation_bytes;
@@ -345,7 +360,7 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         {"waiting gradients", SW_TIER_HOST, p->grad_bytes[SW_TIER_HOST]},
         {"kept inputs", SW_TIER_HOST, p->kept_bytes[SW_TIER_HOST]},
         {"batch", SW_TIER_HOST, in->batch_bytes},
-        {"program, libraries and turns", SW_TIER_HOST, in->program_bytes},
+        {program_row, SW_TIER_HOST, in->program_bytes},
         {in->homes == 2 ? "optimizer state, two homes" : "optimizer state", SW_TIER_NVME,
          in->homes * records},
         {"weights", SW_TIER_NVME, p->weight_bytes[SW_TIER_NVME]},
@@ -359,6 +374,9 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         if (p->ring_slots[r])
             rows[n++] = (struct sw_byte_row){ring_names[r], ring_tier[r],
                                              p->ring_slots[r] * p->ring_slot_bytes[r]};
+    for (int i = 0; i < n; i++)
+        if (rows[i].tier != SW_TIER_DEVICE && rows[i].what != program_row)
+            rows[i].bytes *= in->local_ranks;
     assert(n <= SW_BYTE_ROWS_MAX);
     return n;
 }

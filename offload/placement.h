@@ -28,18 +28,20 @@ enum sw_ring {
     SW_RING_COUNT
 };
 
-/* A piece of a unit: one record of cpu_adam/adam.h, with its weights and gradients. */
+/* A piece of a rank's shard of a unit: one record of cpu_adam/adam.h, with its weights and
+ * gradients. */
 struct sw_chunk {
     uint32_t unit;
     enum sw_tier tier;        /* of the optimizer state */
     enum sw_tier weight_tier; /* of the working weight */
     enum sw_tier grad_tier; /* where the rounded gradient waits; the device's if Adam runs there */
-    uint64_t first, count;  /* elements of the unit; first is a multiple of SW_ADAM_BLOCK */
-    uint64_t index;         /* of the first element in the model, likewise */
+    uint64_t first, count;  /* elements of the shard; first is a multiple of SW_ADAM_BLOCK */
+    uint64_t index; /* in the model, of what the first shard has at `first`; likewise a multiple */
     uint64_t record_bytes;  /* rounded up to 4 KiB */
     uint64_t record_offset; /* in its tier's pool of records (device, host); 0 on NVMe */
-    uint64_t weight_offset; /* in its tier's pool of weights, likewise */
-    uint64_t grad_offset;   /* in its tier's pool of gradients, likewise */
+    uint64_t
+        weight_offset;    /* in its tier's pool of weights, likewise; of the first shard if whole */
+    uint64_t grad_offset; /* in its tier's pool of gradients, likewise */
     /* Gradients are rounded by spans of chunks that begin at a border of SW_NORM_BLOCK elements. */
     uint32_t span_first, span_end; /* chunks */
 };
@@ -47,7 +49,13 @@ struct sw_chunk {
 struct sw_placement_input {
     struct sw_unit_order order;
     uint32_t micro_count;
-    const uint64_t *unit_elements; /* with padding */
+    /* Ranks of a group, each with an equal piece of every unit; 1: alone. Everything here is one
+     * rank's, but for slots and accumulators, which hold whole units. */
+    uint32_t shards;
+    uint32_t
+        local_ranks; /* of this process: the byte table has their host memory and files together */
+    int whole_weights; /* weights that stay on the device are there whole, on each rank */
+    const uint64_t *unit_elements; /* of a rank's shard, with padding */
     struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
     /* Weights lie on the device whole or not at all; where Adam runs on the device they do. */
     struct sw_tiers optimizer, params, gradients, activations;
@@ -87,6 +95,8 @@ struct sw_kept {
 struct sw_placement {
     struct sw_unit_order order;
     uint32_t micro_count, checkpoint_every;
+    uint32_t shards;
+    int whole_weights; /* shards > 1, and weights stay on the device, those of all shards */
     uint32_t chunk_count;
     struct sw_chunk *chunks;      /* by unit, ascending */
     uint32_t *unit_first_chunk;   /* unit_count + 1 entries */
@@ -123,7 +133,8 @@ uint64_t sw_placement_chunks(const struct sw_placement_input *input);
 int sw_placement_build(struct sw_placement *placement, const struct sw_placement_input *input);
 void sw_placement_free(struct sw_placement *placement);
 
-/* Fills the byte table; returns the number of rows. */
+/* Fills the byte table: the device's rows for one rank, the others for all of the process. Returns
+ * the number of rows. */
 int sw_placement_table(const struct sw_placement *placement, const struct sw_placement_input *input,
                        struct sw_byte_row rows[SW_BYTE_ROWS_MAX]);
 

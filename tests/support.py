@@ -296,6 +296,12 @@ def totals(text):
             re.findall(r"^  (device|host|nvme) +in all +(\S+ \S+)$", text, re.M)}
 
 
+def table(text, tier, what):
+    """Bytes of one row of a printed byte table, to its three digits; 0 where there is none."""
+    found = re.search(rf"^  {tier} +{re.escape(what)} +(\S+ \S+)$", text, re.M)
+    return _bytes_of(found.group(1)) if found else 0
+
+
 NOBODY = 61234  # a user without other processes and without rights
 
 

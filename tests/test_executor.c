@@ -15,16 +15,16 @@
 #include <errno.h>
 #include "engine/executor.h"
 
-enum { UNITS = 5, TURNS = 12, TASKS_MAX = 512 };
+enum { UNITS = 5, TURNS = 12, RANKS_MAX = 3, TASKS_MAX = 640 };
 
 struct watch {
     const struct sw_executor *executor;
-    atomic_int over[TURNS + 1][TASKS_MAX];
+    atomic_int over[TURNS + 1][TASKS_MAX * RANKS_MAX]; /* as in sw_run_at() */
     atomic_int violations, runs;
     int in_flight[2]; /* read, write lane: each touched by its own thread */
     int fail_kind;    /* a task of this kind fails in turn fail_turn; -1: none */
     uint64_t fail_turn;
-    unsigned seed[SW_LANE_COUNT];
+    unsigned seed[SW_LANE_COUNT][RANKS_MAX];
     atomic_int waiting[SW_LANE_COUNT], waits[SW_LANE_COUNT]; /* for a lane: now, and in all */
 };
 
@@ -35,56 +35,79 @@ static void no_adam(const struct sw_device_adam_step *step,
     (void)ctx;
 }
 
-static void pause_randomly(struct watch *w, int lane) {
-    w->seed[lane] = w->seed[lane] * 1103515245u + 12345u;
-    const unsigned r = w->seed[lane] >> 16;
+/* A device lane's seed is its rank's, another lane's the first one. */
+static unsigned next_random(struct watch *w, int lane, uint32_t rank) {
+    unsigned *seed = &w->seed[lane][sw_lane_on_device((enum sw_lane)lane) ? rank : 0];
+    *seed = *seed * 1103515245u + 12345u;
+    return *seed >> 16;
+}
+
+static void pause_randomly(struct watch *w, int lane, uint32_t rank) {
+    const unsigned r = next_random(w, lane, rank);
     if (r % 4 == 0) usleep(r % 300);
 }
 
-/* A task may start when its dependencies and its lane's predecessor are over. run->step counts
- * turns here. */
-static void check_start(struct watch *w, const struct sw_run *run, const struct sw_task *task) {
-    for (uint32_t d = 0; d < task->dep_count; d++) {
-        const struct sw_dep *dep = &task->deps[d];
-        const struct sw_run *in = dep->turn == 0 ? run : run->before;
-        const uint32_t other = in->turn->lane_tasks[dep->lane][dep->index];
-        if (!atomic_load(&w->over[in->step][other])) atomic_fetch_add(&w->violations, 1);
-    }
+static int is_joint(const struct sw_task *task) {
+    return sw_task_is_joint((enum sw_task_kind)task->kind);
 }
 
-static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task,
+/* A task may start when its dependencies and its lane's predecessor are over, of its rank; a joint
+ * one waits for all ranks. run->step counts turns here. */
+static void check_start(struct watch *w, const struct sw_run *run, const struct sw_task *task,
+                        uint32_t rank) {
+    const uint32_t end = is_joint(task) ? run->rank_count : rank + 1;
+    if (is_joint(task) && rank > 0) atomic_fetch_add(&w->violations, 1);
+    for (uint32_t d = 0; d < task->dep_count; d++)
+        for (uint32_t r = rank; r < end; r++) {
+            const struct sw_dep *dep = &task->deps[d];
+            const struct sw_run *in = dep->turn == 0 ? run : run->before;
+            const struct sw_task *other =
+                &in->turn->tasks[in->turn->lane_tasks[dep->lane][dep->index]];
+            if (!atomic_load(&w->over[in->step][sw_run_at(in, other, is_joint(other) ? 0 : r)]))
+                atomic_fetch_add(&w->violations, 1);
+        }
+}
+
+/* The last rank is the one that fails, so that the others must be told. */
+static int fails(const struct watch *w, const struct sw_run *run, const struct sw_task *task,
+                 uint32_t rank) {
+    if (task->kind != w->fail_kind || run->step != w->fail_turn) return 0;
+    return is_joint(task) || rank + 1 == run->rank_count;
+}
+
+static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank,
                   struct sw_stream *stream) {
     struct watch *w = ctx;
     if ((stream != NULL) != sw_lane_on_device((enum sw_lane)task->lane))
         atomic_fetch_add(&w->violations, 1);
-    check_start(w, run, task);
-    pause_randomly(w, task->lane);
-    return task->kind == w->fail_kind && run->step == w->fail_turn ? -EIO : 0;
+    check_start(w, run, task, rank);
+    pause_randomly(w, task->lane, rank);
+    return fails(w, run, task, rank) ? -EIO : 0;
 }
 
-static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank) {
     struct watch *w = ctx;
-    check_start(w, run, task);
-    w->seed[task->lane] = w->seed[task->lane] * 1103515245u + 12345u;
-    if ((w->seed[task->lane] >> 16) % 3 == 0) return 1;
+    check_start(w, run, task, rank);
+    if (fails(w, run, task, rank)) return -EIO;
+    if (next_random(w, task->lane, rank) % 3 == 0) return 1;
     w->in_flight[task->lane == SW_LANE_NVME_WRITE]++;
-    return task->kind == w->fail_kind && run->step == w->fail_turn ? -EIO : 0;
+    return 0;
 }
 
 static int on_finish(void *ctx, enum sw_lane lane, uint32_t max) {
     struct watch *w = ctx;
     int *in_flight = &w->in_flight[lane == SW_LANE_NVME_WRITE];
-    pause_randomly(w, lane);
+    pause_randomly(w, lane, 0);
     if (*in_flight == 0) atomic_fetch_add(&w->violations, 1);
-    int count = 1 + (int)((w->seed[lane] >> 20) % (unsigned)*in_flight);
+    int count = 1 + (int)((w->seed[lane][0] >> 20) % (unsigned)*in_flight);
     if (count > (int)max) count = (int)max;
     *in_flight -= count;
     return count;
 }
 
-static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank) {
     struct watch *w = ctx;
-    const uint32_t index = (uint32_t)(task - run->turn->tasks);
+    const uint64_t index = sw_run_at(run, task, rank);
     if (run->end_ns[index] < run->start_ns[index]) atomic_fetch_add(&w->violations, 1);
     if (atomic_exchange(&w->over[run->step][index], 1)) atomic_fetch_add(&w->violations, 1);
     atomic_fetch_add(&w->runs, 1);
@@ -104,12 +127,14 @@ struct setup {
     struct sw_placement placement;
     struct sw_turn_shape shape;
     struct sw_turn first, second, steady, drain;
-    struct sw_device_handle device;
+    struct sw_device_handle devices[RANKS_MAX];
+    uint32_t ranks;
     struct sw_executor *executor;
     struct watch *watch;
 };
 
-static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier tier, int fail_kind) {
+static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier tier, int fail_kind,
+                       uint32_t ranks) {
     uint64_t elements[UNITS];
     for (int u = 0; u < UNITS; u++) elements[u] = 128u * (10 + 7u * (unsigned)u);
     /* On NVMe is everything that can be; on the device, likewise. */
@@ -118,6 +143,8 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     const struct sw_placement_input input = {
         .order = {.unit_count = UNITS, .parts = 1, .tied = 1},
         .micro_count = 2,
+        .shards = ranks,
+        .local_ranks = ranks,
         .unit_elements = elements,
         .optimizer = all,
         .params = tier == SW_TIER_HOST ? sw_tiers_all(SW_TIER_DEVICE) : all,
@@ -127,7 +154,8 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
         .chunk_bytes = 30000,
         .activation_bytes = 4096};
     assert_int_equal(sw_placement_build(&s->placement, &input), 0);
-    assert_int_equal(s->placement.head_whole, device || tier == SW_TIER_HOST);
+    const int stays = ranks == 1 && (device || tier == SW_TIER_HOST);
+    assert_int_equal(s->placement.head_whole, stays);
     s->shape = (struct sw_turn_shape){.overlap = overlap,
                                       .turning_point = overlap == SW_OVERLAP_NONE      ? 0
                                                        : overlap == SW_OVERLAP_FORWARD ? UNITS
@@ -140,18 +168,21 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     assert_int_equal(sw_turn_build(&s->drain, &s->shape, SW_TURN_DRAIN, late, &s->steady), 0);
     assert_true(s->steady.task_count < TASKS_MAX);
     const struct sw_host_device_options options = {.threads = 1, .adam = no_adam};
-    assert_int_equal(sw_device_host_open(&s->device, &options), 0);
+    s->ranks = ranks;
+    for (uint32_t r = 0; r < ranks; r++)
+        assert_int_equal(sw_device_host_open(&s->devices[r], &options), 0);
     s->watch = calloc(1, sizeof(*s->watch));
     s->watch->fail_kind = fail_kind;
-    for (int l = 0; l < SW_LANE_COUNT; l++)
-        s->watch->seed[l] = (unsigned)time(NULL) + 77u * (unsigned)l;
+    for (int l = 0; l < SW_LANE_COUNT * RANKS_MAX; l++)
+        s->watch->seed[l / RANKS_MAX][l % RANKS_MAX] = (unsigned)time(NULL) + 77u * (unsigned)l;
     const struct sw_turn *const turns[] = {&s->first, &s->second, &s->steady, &s->drain};
-    assert_int_equal(sw_executor_open(&s->executor, &s->device, &ops, s->watch, turns, 4), 0);
+    assert_int_equal(sw_executor_open(&s->executor, s->devices, ranks, &ops, s->watch, turns, 4),
+                     0);
 }
 
 static void close_setup(struct setup *s) {
     sw_executor_close(s->executor);
-    s->device.ops->close(s->device.device);
+    for (uint32_t r = 0; r < s->ranks; r++) s->devices[r].ops->close(s->devices[r].device);
     sw_turn_free(&s->first);
     sw_turn_free(&s->second);
     sw_turn_free(&s->steady);
@@ -183,15 +214,23 @@ static int push_all(struct setup *s) {
 static const enum sw_overlap overlaps[] = {SW_OVERLAP_NONE, SW_OVERLAP_FORWARD,
                                            SW_OVERLAP_BACKWARD};
 
+static uint32_t tasks_of(const struct sw_turn *turn, uint32_t ranks) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < turn->task_count; i++) count += is_joint(&turn->tasks[i]) ? 1 : ranks;
+    return count;
+}
+
 static void tasks_start_after_what_they_wait_for(void **state) {
     (void)state;
-    for (int o = 0; o < 3; o++)
+    for (int o = 0; o < 6; o++)
         for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
+            const uint32_t ranks = o < 3 ? 1 : 2 + (uint32_t)tier % 2;
             struct setup s = {0};
-            open_setup(&s, overlaps[o], (enum sw_tier)tier, -1);
+            open_setup(&s, overlaps[o % 3], (enum sw_tier)tier, -1, ranks);
             assert_int_equal(push_all(&s), 0);
-            const uint32_t want = s.first.task_count + s.second.task_count +
-                                  (TURNS - 2) * s.steady.task_count + s.drain.task_count;
+            const uint32_t want = tasks_of(&s.first, ranks) + tasks_of(&s.second, ranks) +
+                                  (TURNS - 2) * tasks_of(&s.steady, ranks) +
+                                  tasks_of(&s.drain, ranks);
             assert_int_equal(atomic_load(&s.watch->runs), want);
             assert_int_equal(atomic_load(&s.watch->violations), 0);
             for (int lane = 0; lane < SW_LANE_COUNT; lane++)
@@ -214,10 +253,12 @@ static void a_failure_ends_every_wait(void **state) {
     (void)state;
     static const uint64_t fail_turns[] = {4, TURNS - 1}; /* while pushing, and while idling */
     int tried[SW_TASK_KIND_COUNT] = {0};
-    for (int i = 0; i < SW_TIER_COUNT * 2 * SW_TASK_KIND_COUNT; i++) {
+    for (int i = 0; i < 2 * SW_TIER_COUNT * 2 * SW_TASK_KIND_COUNT; i++) {
         const int kind = i / 2 % SW_TASK_KIND_COUNT;
         struct setup s = {0};
-        open_setup(&s, SW_OVERLAP_FORWARD, (enum sw_tier)(i / 2 / SW_TASK_KIND_COUNT), kind);
+        open_setup(&s, SW_OVERLAP_FORWARD,
+                   (enum sw_tier)(i / 2 / SW_TASK_KIND_COUNT % SW_TIER_COUNT), kind,
+                   i < SW_TIER_COUNT * 2 * SW_TASK_KIND_COUNT ? 1 : 2);
         s.watch->fail_turn = fail_turns[i % 2];
         const int used = has_kind(&s.steady, kind);
         tried[kind] |= used;
@@ -229,12 +270,23 @@ static void a_failure_ends_every_wait(void **state) {
             fail_msg("no turn has a task of kind %s", sw_task_name((enum sw_task_kind)kind));
 }
 
+/* What the first rank decides holds for all. */
+static void a_step_is_cancelled_for_all_ranks_or_none(void **state) {
+    (void)state;
+    for (int first = 0; first < 2; first++) {
+        struct sw_run run = {0};
+        assert_int_equal(sw_run_decide(&run, first), first);
+        for (int other = 0; other < 2; other++) assert_int_equal(sw_run_decide(&run, other), first);
+        assert_int_equal(atomic_load(&run.cancelled), first);
+    }
+}
+
 static void closing_while_turns_run_is_safe(void **state) {
     (void)state;
     for (int i = 0; i < 20; i++) {
         struct setup s = {0};
         struct sw_run *last = NULL;
-        open_setup(&s, SW_OVERLAP_FORWARD, SW_TIER_NVME, -1);
+        open_setup(&s, SW_OVERLAP_FORWARD, SW_TIER_NVME, -1, 1 + (uint32_t)i % 2);
         assert_int_equal(push(&s, &s.first, 0, &last), 0);
         assert_int_equal(push(&s, &s.second, 1, &last), 0);
         usleep((useconds_t)(i * 50));
@@ -247,7 +299,7 @@ static void closing_while_turns_run_is_safe(void **state) {
 static void the_step_clock_is_the_longest_on_the_path(void **state) {
     (void)state;
     struct setup s = {0};
-    open_setup(&s, SW_OVERLAP_NONE, SW_TIER_NVME, -1);
+    open_setup(&s, SW_OVERLAP_NONE, SW_TIER_NVME, -1, 1);
     const struct sw_turn *turn = &s.first;
     uint64_t start[TASKS_MAX], end[TASKS_MAX], at = 0;
     for (int writes = 0; writes < 2; writes++) /* one after another, the writes last and long */
@@ -259,7 +311,7 @@ static void the_step_clock_is_the_longest_on_the_path(void **state) {
         }
     uint32_t positions[TASKS_MAX];
     const struct sw_run run = {
-        .turn = turn, .start_ns = start, .end_ns = end, .positions = positions};
+        .turn = turn, .rank_count = 1, .start_ns = start, .end_ns = end, .positions = positions};
     double share[SW_LANE_COUNT], sum = 0;
     assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_NVME_WRITE);
     for (int l = 0; l < SW_LANE_COUNT; l++) sum += share[l];
@@ -287,6 +339,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tasks_start_after_what_they_wait_for),
         cmocka_unit_test(a_failure_ends_every_wait),
+        cmocka_unit_test(a_step_is_cancelled_for_all_ranks_or_none),
         cmocka_unit_test(closing_while_turns_run_is_safe),
         cmocka_unit_test(the_step_clock_is_the_longest_on_the_path),
     };

@@ -53,6 +53,8 @@ static void random_example(struct example *e) {
     e->input = (struct sw_placement_input){
         .order = order,
         .micro_count = 1 + random_below(4),
+        .shards = 1,
+        .local_ranks = 1,
         .unit_elements = e->elements,
         .format = {.grad = random_below(2) ? SW_FP32 : SW_BF16},
         .optimizer = random_tiers(streamed ? SW_TIER_HOST : SW_TIER_DEVICE),

@@ -15,17 +15,19 @@ enum { TASKS = 8 };
 /* What the real ops were asked, and what they answer. */
 static struct { int runs, starts, finishes, waits, done, finish_count, start_answer; } seen;
 
-static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task,
+static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank,
                   struct sw_stream *stream) {
     (void)ctx;
+    (void)rank;
     (void)run;
     (void)task;
     (void)stream;
     seen.runs++;
     return 0;
 }
-static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static int on_start(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank) {
     (void)ctx;
+    (void)rank;
     (void)run;
     (void)task;
     seen.starts++;
@@ -42,8 +44,9 @@ static void on_waits(void *ctx, enum sw_lane other, int begins) {
     (void)ctx;
     seen.waits += other == SW_LANE_NVME_READ ? (begins ? 1 : 100) : 10000;
 }
-static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task) {
+static void on_done(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank) {
     (void)ctx;
+    (void)rank;
     (void)run;
     (void)task;
     seen.done++;
@@ -60,7 +63,7 @@ static const struct sw_executor_ops real = {
 static struct sw_task tasks[TASKS];
 static struct sw_turn turn = {.tasks = tasks, .task_count = TASKS};
 static uint64_t bytes[TASKS];
-static struct sw_run run = {.turn = &turn, .bytes = bytes};
+static struct sw_run run = {.turn = &turn, .bytes = bytes, .rank_count = 1};
 
 static struct sw_throttle throttle_of(struct sw_sim_rates rates) {
     memset(&seen, 0, sizeof(seen));
@@ -76,7 +79,7 @@ static uint64_t time_of(struct sw_throttle *t, enum sw_task_kind kind, enum sw_l
         tasks[i].kind = (uint8_t)kind;
         tasks[i].lane = (uint8_t)lane;
         bytes[i] = moved;
-        assert_int_equal(sw_throttle_ops.run(t, &run, &tasks[i], NULL), 0);
+        assert_int_equal(sw_throttle_ops.run(t, &run, &tasks[i], 0, NULL), 0);
     }
     return sw_now_ns() - start;
 }
@@ -127,7 +130,7 @@ static void records_in_flight_end_one_by_one_when_they_are_due(void **state) {
             tasks[i].lane = (uint8_t)lane;
             bytes[i] = 1000000;
             seen.start_answer = i == 2; /* one that needs no I/O */
-            assert_int_equal(sw_throttle_ops.start(&t, &run, &tasks[i]), i == 2);
+            assert_int_equal(sw_throttle_ops.start(&t, &run, &tasks[i], 0), i == 2);
         }
         seen.finish_count = 2;
         seen.finishes = 0;
@@ -136,7 +139,7 @@ static void records_in_flight_end_one_by_one_when_they_are_due(void **state) {
             assert_true(sw_now_ns() - start >= i * (write ? 20000000 : 10000000));
         }
         assert_int_equal(seen.finishes, 2); /* those that are over are not asked for again */
-        assert_int_equal(t.lanes[lane].count, 0);
+        assert_int_equal(t.lanes[lane][0].count, 0);
     }
     assert_int_equal(seen.starts, 10);
 }
@@ -145,14 +148,14 @@ static void lanes_without_a_rate_are_passed_on(void **state) {
     (void)state;
     struct sw_throttle t = throttle_of((struct sw_sim_rates){.nvme_bytes = {0, 1000}});
     tasks[0] = (struct sw_task){.kind = SW_TASK_READ, .lane = SW_LANE_NVME_READ};
-    assert_int_equal(sw_throttle_ops.start(&t, &run, &tasks[0]), 0);
+    assert_int_equal(sw_throttle_ops.start(&t, &run, &tasks[0], 0), 0);
     seen.finish_count = 3;
     assert_int_equal(sw_throttle_ops.finish(&t, SW_LANE_NVME_READ, 4), 3);
     seen.finish_count = -5;
     assert_int_equal(sw_throttle_ops.finish(&t, SW_LANE_NVME_READ, 4), -5);
     sw_throttle_ops.waits(&t, SW_LANE_NVME_READ, 1);
     sw_throttle_ops.waits(&t, SW_LANE_NVME_READ, 0);
-    sw_throttle_ops.done(&t, &run, &tasks[0]);
+    sw_throttle_ops.done(&t, &run, &tasks[0], 0);
     assert_int_equal(seen.waits, 101);
     assert_int_equal(seen.done, 1);
 }
@@ -162,7 +165,8 @@ static void any_rate_counts(void **state) {
     struct sw_sim_rates none = {0};
     assert_false(sw_sim_any(&none));
     uint64_t *const each[] = {&none.copy_bytes[0], &none.copy_bytes[1], &none.nvme_bytes[0],
-                              &none.nvme_bytes[1], &none.adam_bytes,    &none.flops};
+                              &none.nvme_bytes[1], &none.adam_bytes,    &none.comm_bytes,
+                              &none.flops};
     for (size_t i = 0; i < sizeof(each) / sizeof(each[0]); i++) {
         *each[i] = 1;
         assert_true(sw_sim_any(&none));

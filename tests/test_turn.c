@@ -54,6 +54,9 @@ static void random_example(struct example *e) {
     const struct sw_placement_input input = {
         .order = order,
         .micro_count = 1 + random_below(4),
+        .shards = random_below(2) ? 1 : 2 + random_below(7),
+        .local_ranks = 1,
+        .whole_weights = (int)random_below(2),
         .unit_elements = elements,
         .optimizer = random_tiers(streamed ? SW_TIER_HOST : SW_TIER_DEVICE),
         .params = params,
@@ -208,11 +211,11 @@ static const struct {
      * it; the head after accumulators that were reduced later than its own. */
     {SW_TASK_WRITE, SW_LANE_NVME_READ},
     {SW_TASK_UPLOAD, SW_LANE_COMPUTE},
+    {SW_TASK_UPLOAD, SW_LANE_COMM},
     {SW_TASK_WRITE_WEIGHT, SW_LANE_NVME_READ},
     {SW_TASK_WRITE_GRAD, SW_LANE_NVME_READ},
     {SW_TASK_SPILL, SW_LANE_H2D},
     {SW_TASK_WRITE_KEPT, SW_LANE_NVME_READ},
-    {SW_TASK_HEAD_WHOLE, SW_LANE_COMM},
     {SW_TASK_HEAD_WHOLE, SW_LANE_D2H},
     /* The loss, earlier in the lane, waits for the same norm. */
     {SW_TASK_NORMS, SW_LANE_CONTROL},
@@ -229,7 +232,7 @@ struct waits_seen {
     int count[SW_TASK_KIND_COUNT][SW_LANE_COUNT], noticed[SW_TASK_KIND_COUNT][SW_LANE_COUNT];
 };
 
-enum { WAIT_SHAPES = 400, WAIT_SHAPES_MAX = 20000, WAIT_TRIES = 100, WAIT_PAIRS = 57 };
+enum { WAIT_SHAPES = 400, WAIT_SHAPES_MAX = 20000, WAIT_TRIES = 100, WAIT_PAIRS = 65 };
 
 static void try_waits(const struct example *e, struct sw_turn *turns, int count,
                       struct waits_seen *seen) {
@@ -313,6 +316,8 @@ static void place_played(struct sw_placement *p, uint64_t elements[UNITS]) {
         elements[u] = u == 0 || u > LAYERS ? 128 : 1024u * CHUNKS_PER_UNIT;
     const struct sw_placement_input input = {.order = {.unit_count = UNITS, .parts = 1},
                                              .micro_count = 1,
+                                             .shards = 1,
+                                             .local_ranks = 1,
                                              .unit_elements = elements,
                                              .optimizer = sw_tiers_all(SW_TIER_NVME),
                                              .params = sw_tiers_all(SW_TIER_DEVICE),

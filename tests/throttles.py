@@ -34,6 +34,20 @@ def throttled_lanes_change_no_bit_and_are_never_faster():
 
 
 @t.test
+def what_ranks_send_is_held_to_a_rate():
+    with t.folder() as tmp:
+        common = (*COMMON, "--ranks", 2, "--device-threads", 1, "--digest")
+        plain = t.train(f"{tmp}/plain", *common, rc=0)
+        slow = t.train(f"{tmp}/slow", *common, "--sim-comm", "20M", "--log", f"{tmp}/log", rc=0)
+        t.equal(digest(slow), digest(plain), "bits", slow)
+        for step in t.read_log(f"{tmp}/log")[0]:  # all ranks' bytes, and the slowest rank's time
+            least_s = step["bytes"]["comm"] / 2 / 20e6
+            t.check(step["lane_busy_s"]["comm"] >= 0.9 * least_s, f"faster than its rate: {step}")
+        run = t.train(f"{tmp}/one", *COMMON, "--sim-comm", "20M", rc=2)
+        t.contains(run.stderr, "no effect with one rank", "one rank", run)
+
+
+@t.test
 def one_rate_stands_for_both_directions():
     with t.folder() as tmp:
         run = t.train(f"{tmp}/out", *COMMON, "--sim-nvme", "60M", "--dry-run", rc=0)

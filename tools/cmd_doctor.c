@@ -118,7 +118,7 @@ static void check_threads(struct doctor *d, const struct sw_topology *t) {
              t->cpus == 1 ? "" : "s", t->cpu_list, t->cores, t->cores == 1 ? "" : "s", quota,
              bound);
     because(c, why, "");
-    const struct sw_team_sizes sizes = {adam, device, 0};
+    const struct sw_team_sizes sizes = {adam, device, 0, 1};
     const int wanted = sw_teams_threads(&sizes);
     const int made = sw_thread_trial(wanted, limit, sizeof(limit));
     if (made == wanted) return;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/collective.h"
 #include "offload/placement.h"
 #include "offload/topology.h"
 
@@ -101,6 +102,17 @@ static const struct sw_option options_table[] = {
     {"max-skips", .section = "Optimizer", COUNT(max_skips, 0), .fallback = "10",
      .help = "steps in a row that may be skipped as not finite"},
 
+    {"ranks", .section = "Ranks", .value = "N", .kind = SW_OPTION_COUNT, .min = 1,
+     .max = SW_RANKS_MAX, FIELD(ranks), .fallback = "1",
+     .help = "devices that train together, each on its own rows of a step"},
+    {"zero", .section = "Ranks", .value = "STAGE", .kind = SW_OPTION_STEPS, FIELD(zero),
+     .marks = SW_UNSET, .fallback = "3 from 2 ranks on",
+     .help = "what is sharded over ranks: 1 optimizer state, 2 and gradients, 3 and weights"},
+    {"reduce-dtype", .section = "Ranks", CHOICE(dtypes, reduce_dtype), .fallback = "fp32",
+     .help = "in which gradients travel between ranks; bf16 halves the bytes, and rounds"},
+    {"rank-timeout", .section = "Ranks", REAL(rank_timeout_s, 0, 1e6), .marks = SW_MIN_OPEN,
+     .fallback = "600", .help = "seconds that ranks wait for each other"},
+
     {"device", .section = "Placement", .value = "NAME", .kind = SW_OPTION_CHOICE,
      .choices = devices, .offset = SW_NO_FIELD, .fallback = "host",
      .help = "what computes the model"},
@@ -120,7 +132,7 @@ static const struct sw_option options_table[] = {
      .help = "layers from one kept input to the next; those between are recomputed"},
     {"device-memory", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
      FIELD(device_memory_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "no limit",
-     .help = "what the run may take of the device's memory"},
+     .help = "what each rank may take of its device's memory"},
     {"host-memory", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE,
      FIELD(host_memory_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "no limit",
      .help = "and of the host's"},
@@ -139,8 +151,8 @@ static const struct sw_option options_table[] = {
      .help = "of the optimizer on the CPU: one per core, as it waits for memory"},
     {"device-threads", .section = "Placement", .value = "N", .kind = SW_OPTION_INT,
      FIELD(device_threads), .min = 1, .max = SW_TEAM_THREADS_MAX, .marks = SW_UNSET,
-     .fallback = "what affinity and quota give",
-     .help = "of the host device: fewer leave cores to the optimizer and the store"},
+     .fallback = "what affinity and quota give each rank",
+     .help = "of each rank's host device: fewer leave cores to the optimizer and the store"},
     {"nvme", .section = "Placement", .value = "DIR[,DIR...]", .kind = SW_OPTION_LIST, FIELD(nvme),
      .count_offset = offsetof(struct sw_train_options, nvme_count), .fallback = "the output folder",
      .help = "folders of the store, one per drive"},
@@ -163,6 +175,9 @@ static const struct sw_option options_table[] = {
      FIELD(sim.adam_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18,
      .fallback = "as fast as it goes",
      .help = "and Adam's reads and writes of state, gradient and weight"},
+    {"sim-comm", .section = "Another machine's clock", .value = "RATE", .kind = SW_OPTION_RATE,
+     FIELD(sim.comm_bytes), .marks = SW_UNSET, .min = 1, .max = 1e18,
+     .fallback = "as fast as it goes", .help = "and what each rank sends to the others"},
     {"sim-flops", .section = "Another machine's clock", .value = "RATE", .kind = SW_OPTION_RATE,
      FIELD(sim.flops), .marks = SW_UNSET, .min = 1, .max = 1e18, .fallback = "computed here",
      .help = "leave the model's computation out and wait as long as a device of this many\n"
@@ -233,6 +248,8 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     if (sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE) && sw_tiers_chosen(o->gradients) &&
         !sw_tiers_is_all(o->gradients, SW_TIER_DEVICE))
         return contradiction("--gradients has no effect with --optimizer device: they wait there");
+    if (o->sim.comm_bytes && o->ranks == 1)
+        return contradiction("--sim-comm has no effect with one rank");
     if (o->sim.flops && (o->val || o->save_every || o->resume || o->keep_store || o->digest))
         return contradiction("--sim-flops trains nothing: without --val, --save-every, --resume, "
                              "--keep-store and --digest");
@@ -246,6 +263,9 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     }
     if (o->weight_decay == 0 && sw_option_origin(parsed, "decay"))
         return contradiction("--decay has no effect with --weight-decay 0");
+    if (o->zero > 3) return contradiction("--zero takes 0, 1, 2 or 3");
+    if (o->ranks == 1 && sw_option_origin(parsed, "reduce-dtype"))
+        return contradiction("--reduce-dtype has no effect with one rank");
     if (o->resume && o->restart) return contradiction("--resume and --restart exclude each other");
     if (o->keep_store && o->commit_every == 0)
         return contradiction("--keep-store has no effect with --commit-every 0");

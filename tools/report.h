@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { SW_REPORT_LANES_MAX = 64, SW_REPORT_TIERS_MAX = 8, SW_REPORT_NAME_BYTES = 128 };
+enum { SW_REPORT_LANES_MAX = 255, SW_REPORT_TIERS_MAX = 8, SW_REPORT_NAME_BYTES = 128 };
 
 /* ---- a trace ---- */
 

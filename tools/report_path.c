@@ -252,13 +252,13 @@ void sw_report_figures_free(struct sw_report_figures *f) {
 
 /* ---- in words ---- */
 
-/* What a lane does, as the subject of the sentence. */
+/* What a lane does, as the subject of the sentence; the number of its rank may follow its name. */
 static const char *subject_of(const char *lane) {
     static const char *const known[][2] = {
         {"compute", "Compute sets"},
         {"h2d", "Copies to the device set"},
         {"d2h", "Copies from the device set"},
-        {"comm", "Reductions set"},
+        {"comm", "Sums over ranks, gathers and rounding set"},
         {"adam", "Adam on the CPU sets"},
         {"nvme_read", "NVMe reads set"},
         {"nvme_write", "NVMe writes set"},
@@ -267,7 +267,9 @@ static const char *subject_of(const char *lane) {
         {"data", "Reading data sets"},
     };
     for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
-        if (!strcmp(lane, known[i][0])) return known[i][1];
+        if (strcspn(lane, " ") == strlen(known[i][0]) &&
+            !strncmp(lane, known[i][0], strlen(known[i][0])))
+            return known[i][1];
     return NULL;
 }
 

@@ -227,7 +227,7 @@ static int take_task(struct reader *r, const struct event *e) {
     if (!e->has_ts || !e->has_dur || e->dur_ns < 0) return foreign(r, "it has no ts and dur");
     if (e->micro > UINT32_MAX) return foreign(r, "its args.micro cannot be read");
     const int lane = sw_report_lane(r->trace, e->lane);
-    if (lane < 0) return foreign(r, "there are more than 64 lanes");
+    if (lane < 0) return foreign(r, "there are more than 255 lanes");
     const int64_t name = sw_report_intern(r->trace, e->name);
     if (name < 0) return (int)name;
     const struct sw_report_task task = {.start_ns = e->ts_ns,
@@ -256,7 +256,7 @@ static int take_event(struct reader *r, const struct event *e) {
     const int is_lane = !strcmp(e->name, "thread_name") && e->thread[0];
     if (!is_peak && !is_lane) return 0;
     const int lane = sw_report_lane(r->trace, is_peak ? e->lane : e->thread);
-    if (lane < 0) return foreign(r, "there are more than 64 lanes");
+    if (lane < 0) return foreign(r, "there are more than 255 lanes");
     if (is_peak) r->trace->lanes[lane].peak_bytes_per_s = e->bytes_per_s;
     return 0;
 }

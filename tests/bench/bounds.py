@@ -15,8 +15,8 @@ gradients exist from the loss on, and forward needs the updated weights, so of a
 is the least. Bytes are counted from the sizes that the run prints, not from a trace. The first four
 steps are left out (a virgin chunk is not read, and file systems journal what reserved space
 becomes) and the last, whose update has no forward beside it; of the others the mean counts. The
-commit of each step is part of it. --scale multiplies all rates. --nvme says where the store lies: in
-memory (/dev/shm) no drive falls below its set rate.
+commit of each step is part of it. --scale multiplies all rates. --nvme says where the store lies:
+in memory (/dev/shm) no drive falls below its set rate.
 Prints a JSON object; ratio is the median over rounds of (mean step / bound).
 """
 import argparse
