@@ -176,6 +176,25 @@ int sw_output_check_file(const char *option, const char *path) {
     return path ? check_parent(option, path) : 0;
 }
 
+int sw_output_check_kind(const char *option, const char *path, int replaced) {
+    char partial[PATH_MAX];
+    const char *const places[] = {path, partial};
+    if (!path) return 0;
+    if (snprintf(partial, sizeof(partial), "%s.partial", path) >= (int)sizeof(partial)) {
+        sw_error("%s %s: %s", option, path, strerror(ENAMETOOLONG));
+        return -ENAMETOOLONG;
+    }
+    for (int i = 0; i <= !!replaced; i++) {
+        struct stat st;
+        if (stat(places[i], &st) < 0 || S_ISREG(st.st_mode)) continue;
+        if (!replaced && !S_ISDIR(st.st_mode)) continue;
+        sw_error("%s %s: %s is %s, not a file; choose another name", option, path, places[i],
+                 S_ISDIR(st.st_mode) ? "a folder" : "a device or pipe");
+        return -EINVAL;
+    }
+    return 0;
+}
+
 int sw_output_check_folder(const char *option, const char *path) {
     struct stat st;
     int ret = 0;

@@ -153,6 +153,7 @@ static int check_outputs(const struct sw_trainer *t) {
         const int in_out = files[i][1] && !strncmp(files[i][1], o->out, out_length) &&
                            files[i][1][out_length] == '/';
         if (ret == 0 && !in_out) ret = sw_output_check_file(files[i][0], files[i][1]);
+        if (ret == 0) ret = sw_output_check_kind(files[i][0], files[i][1], files[i][1] == o->trace);
     }
     if (ret == 0) ret = sw_output_is_input("--trace", o->trace, &o->log, 1, o->model);
     for (uint32_t i = 0; i < o->nvme_count && ret == 0; i++)

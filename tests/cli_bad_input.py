@@ -379,6 +379,26 @@ def an_output_folder_that_is_not_empty():
 
 
 @t.test
+def what_is_no_file_is_not_replaced_by_one():
+    """--trace is renamed into its place. Never a real device: as root it would be gone."""
+    with t.folder() as tmp:
+        os.mkfifo(tmp + "/pipe")
+        os.mkfifo(tmp + "/b.partial")
+        os.symlink("/dev/null", tmp + "/null")
+        os.mkdir(tmp + "/folder")
+        before = {name: os.lstat(f"{tmp}/{name}") for name in sorted(os.listdir(tmp))}
+        for option, name, part in (("--trace", "pipe", "pipe"), ("--trace", "null", "device"),
+                                   ("--trace", "folder", "folder"), ("--log", "folder", "folder"),
+                                   ("--trace", "b", "b.partial")):
+            run = t.train(tmp + "/out", *SHORT, option, f"{tmp}/{name}", rc=1, timeout_s=20)
+            t.contains(run.stderr, f"error: {option} {tmp}/{name}", "the message", run)
+            t.contains(run.stderr, part, "the message", run)
+            t.equal({n: os.lstat(f"{tmp}/{n}") for n in sorted(os.listdir(tmp))}, before,
+                    f"the files after {option} {name}", run)
+        t.train(tmp + "/out", *SHORT, "--log", tmp + "/null", rc=0)  # discards it
+
+
+@t.test
 def restart_replaces_an_earlier_run():
     with t.folder() as tmp:
         t.train(tmp + "/out", *SHORT, rc=0)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "engine/output.h"
 #include "tools/command_line.h"
 #include "tools/report.h"
 
@@ -53,18 +54,12 @@ static int same_file(const char *a, const char *b) {
 
 /* Whether the page can go there without losing anything. partial: where it is written first. */
 static int check_output(const char *trace, const char *output, char partial[PATH_MAX]) {
-    struct stat st;
-    if (snprintf(partial, PATH_MAX, "%s.partial", output) >= PATH_MAX) {
-        sw_error("--output %s: %s", output, strerror(ENAMETOOLONG));
-        return -ENAMETOOLONG;
-    }
+    const int ret = sw_output_check_kind("--output", output, 1);
+    if (ret < 0) return ret;
+    snprintf(partial, PATH_MAX, "%s.partial", output);
     if (same_file(trace, output) || same_file(trace, partial)) {
         sw_error("--output %s would overwrite the trace %s; choose another name", output, trace);
         return -EEXIST;
-    }
-    if (stat(output, &st) == 0 && !S_ISREG(st.st_mode)) {
-        sw_error("--output %s is not a file", output);
-        return -EINVAL;
     }
     return 0;
 }
