@@ -102,13 +102,21 @@ static void write_numerics_key(struct sw_trainer *t) {
              o->sim.flops ? ", left out (--sim-flops)" : "");
 }
 
+static int tell_turns(const struct sw_trainer *t, int ret) {
+    sw_error("the turns of a step could not be built: %s; %llu of their tasks are those of %u "
+             "micro-batches",
+             strerror(-ret), (unsigned long long)sw_placement_micro_tasks(&t->placement),
+             t->options.accumulate);
+    return ret;
+}
+
 static int build_turns(struct sw_trainer *t) {
     t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
     sw_turn_shape_pick_late(&t->shape, t->shard_elements);
     sw_llama_describe(&t->ranks[0].llama, &t->model, &t->ranks[0].device, t->options.dtype,
                       t->options.micro_batch, t->options.seq_len, t->placement.head_whole);
     const int picked = sw_trainer_pick_late(t);
-    if (picked < 0) return picked;
+    if (picked < 0) return tell_turns(t, picked);
     const struct sw_turn_shape *s = &t->shape;
     const int late = sw_turn_shape_is_late(s);
     int ret = sw_turn_build(&t->first, s, SW_TURN_TRAIN, 0, NULL);
@@ -119,7 +127,7 @@ static int build_turns(struct sw_trainer *t) {
     if (ret == 0 && t->val_open) ret = sw_turn_build(&t->eval_first, s, SW_TURN_EVAL, 0, NULL);
     if (ret == 0 && t->val_open)
         ret = sw_turn_build(&t->eval_next, s, SW_TURN_EVAL, 0, &t->eval_first);
-    if (ret < 0) return ret;
+    if (ret < 0) return tell_turns(t, ret);
     t->late_tasks = sw_trainer_count_tasks(t, &t->steady, 1);
     t->train_tasks = sw_trainer_count_tasks(t, &t->steady, 0);
 #ifdef SW_CHECK_TURNS

@@ -25,8 +25,8 @@ static char *input_of(const struct sw_rank *r, const struct sw_run *run, uint32_
     const uint32_t place = sw_placement_place(&t->placement, unit - t->model.parts);
     if (place > 0)
         return r->group + ((uint64_t)(place - 1) * t->options.accumulate + micro) * bytes;
-    const struct sw_kept *kept = &t->placement.kept[sw_kept_index(t, unit, micro)];
-    if (kept->tier == SW_TIER_DEVICE) return r->kept + kept->offset;
+    const struct sw_kept kept = sw_placement_kept(&t->placement, sw_kept_index(t, unit, micro));
+    if (kept.tier == SW_TIER_DEVICE) return r->kept + kept.offset;
     return sw_slot_at(r, run, SW_RING_KEPT, position);
 }
 
@@ -279,11 +279,12 @@ static int norms(struct sw_rank *r, const struct sw_task *task, struct sw_stream
 static int spill_or_fetch(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                           struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
-    const struct sw_kept *kept = &t->placement.kept[sw_kept_index(t, task->unit, task->micro)];
+    const struct sw_kept kept =
+        sw_placement_kept(&t->placement, sw_kept_index(t, task->unit, task->micro));
     const uint64_t bytes = sw_trainer_task_bytes(t, task);
     char *device = sw_slot(r, run, task, SW_RING_KEPT);
-    char *host = kept->tier == SW_TIER_HOST ? r->host_kept + kept->offset
-                                            : sw_slot(r, run, task, SW_RING_KEPT_STAGE);
+    char *host = kept.tier == SW_TIER_HOST ? r->host_kept + kept.offset
+                                           : sw_slot(r, run, task, SW_RING_KEPT_STAGE);
     *sw_bytes_of(r, run, task) = bytes;
     if (task->kind == SW_TASK_SPILL) return r->device.ops->copy_d2h(stream, host, device, bytes);
     return r->device.ops->copy_h2d(stream, device, host, bytes);

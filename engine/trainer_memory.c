@@ -13,6 +13,10 @@ enum { PAGE = 4096 };
  * chunk turns, events and tables. Measured as peak private memory less the pools, rounded up. */
 enum { PROGRAM_BYTES = 24000000, PROGRAM_BYTES_PER_CHUNK = 12000 };
 
+/* Likewise for a task that each micro-batch has: in a turn, and for each rank its events and the
+ * times of the runs that are kept. A run has three turns that train, and two that evaluate. */
+enum { TASK_BYTES_PER_TURN = 140, TASK_BYTES_PER_RANK = 480, TRAIN_TURNS = 3, EVAL_TURNS = 2 };
+
 static uint64_t blocks_of(uint64_t elements) {
     return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
 }
@@ -43,6 +47,12 @@ static uint64_t small_bytes(const struct sw_trainer *t, const struct sw_train_op
            sw_round_up(o->accumulate * sizeof(double), PAGE) + PAGE;
 }
 
+/* The turns of an evaluation: the batch, and every unit forward, a tied matrix as head as well. */
+static uint64_t eval_bytes(const struct sw_trainer *t, const struct sw_train_options *o) {
+    const uint64_t tasks = 1 + 2 * (uint64_t)t->model.parts + t->model.config.layers + 1;
+    return o->val ? EVAL_TURNS * o->accumulate * tasks * TASK_BYTES_PER_TURN : 0;
+}
+
 static struct sw_placement_input describe(const struct sw_trainer *t,
                                           const struct sw_train_options *o) {
     const uint64_t tokens = micro_tokens(o);
@@ -65,7 +75,8 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
     };
     const uint64_t chunks = sw_placement_chunks(&in);
-    in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK;
+    in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK + eval_bytes(t, o);
+    in.task_bytes = TRAIN_TURNS * TASK_BYTES_PER_TURN + t->rank_count * TASK_BYTES_PER_RANK;
     for (int whole = 0; whole < 2; whole++)
         in.workspace_bytes[whole] = llama_bytes(t, o, whole) + small_bytes(t, o, chunks);
     return in;
@@ -77,13 +88,31 @@ int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *o, struct sw_p
     return sw_budget_place(placement, input, o, t->resuming, t->topology.memory_bytes, shortfall);
 }
 
+/* A step so large that its bytes could not be counted is refused by what it takes at least; all
+ * sums and products of smaller ones stay below 2^64. */
+static int check_step(const struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    const struct sw_model_config *c = &t->model.config;
+    const double tokens = (double)micro_tokens(o) * o->accumulate;
+    const double widths = (double)c->hidden + c->intermediate + c->vocab +
+                          (double)(c->heads + c->kv_heads) * c->head_dim;
+    if (tokens * widths * (c->layers + 16.0) * sizeof(float) < 0x1p60) return 0;
+    sw_error("--micro-batch %u x --accumulate %u x --seq-len %u are %.3g tokens for each rank and "
+             "step, whose bytes are beyond any memory",
+             o->micro_batch, o->accumulate, o->seq_len, tokens);
+    return -ENOMEM;
+}
+
 /* Equal shards, each of whole blocks where there are several. */
 static uint64_t shard_of(uint64_t elements, uint32_t ranks) {
     return ranks == 1 ? elements : sw_round_up((elements + ranks - 1) / ranks, SW_ADAM_BLOCK);
 }
 
 int sw_trainer_size(struct sw_trainer *t) {
+    const uint32_t layers = t->model.config.layers;
+    if (t->options.checkpoint_every > layers) t->options.checkpoint_every = layers;
     const struct sw_train_options *o = &t->options, asked = t->options;
+    if (check_step(t) < 0) return -ENOMEM;
     t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
     t->micro_tokens = micro_tokens(o);
     t->rank_rows = (uint64_t)o->micro_batch * o->accumulate;
@@ -270,7 +299,8 @@ int sw_trainer_allocate(struct sw_trainer *t) {
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
         ret = allocate_rank(&t->ranks[i], rows, count);
     if (ret < 0) return ret;
-    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) - t->input.program_bytes);
+    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) -
+                                sw_placement_program_bytes(&t->placement, &t->input));
 }
 
 static void free_rank(struct sw_rank *r) {

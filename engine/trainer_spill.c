@@ -34,7 +34,7 @@ static uint64_t bytes_on_nvme(const struct sw_trainer *t, enum spill spill, uint
     const struct sw_placement *p = &t->placement;
     const uint64_t index = spilled / t->rank_count;
     if (spill == SPILL_KEPT)
-        return p->kept[index].tier == SW_TIER_NVME ? t->input.activation_bytes : 0;
+        return sw_placement_kept(p, index).tier == SW_TIER_NVME ? t->input.activation_bytes : 0;
     const struct sw_chunk *chunk = &p->chunks[index];
     if (spill == SPILL_WEIGHTS)
         return chunk->weight_tier == SW_TIER_NVME ? chunk->count * sw_dtype_bytes(t->options.dtype)

@@ -66,7 +66,8 @@ static int is_due(const struct sw_builder *b, uint32_t unit) {
 static uint32_t fetched(const struct sw_builder *b, const struct sw_visit *v) {
     uint32_t count = 0;
     for (uint32_t m = 0; v->fetches && m < b->p->micro_count; m++)
-        count += b->p->kept[kept_index(b, group_of(b, v->unit), m)].tier != SW_TIER_DEVICE;
+        count +=
+            sw_placement_kept(b->p, kept_index(b, group_of(b, v->unit), m)).tier != SW_TIER_DEVICE;
     return count;
 }
 

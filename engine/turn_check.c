@@ -269,7 +269,7 @@ static void reads_input(struct checker *c, uint32_t unit, uint32_t m) {
     const uint64_t kept = (uint64_t)sw_placement_group(p, layer) * p->micro_count + m;
     if (place > 0)
         reads(c, GROUP, (uint64_t)(place - 1) * p->micro_count + m, tag);
-    else if (p->kept[kept].tier == SW_TIER_DEVICE)
+    else if (sw_placement_kept(p, kept).tier == SW_TIER_DEVICE)
         reads(c, KEPT, kept, tag);
     else
         reads_slot(c, SW_RING_KEPT, c->task->at[SW_RING_KEPT], tag);
@@ -287,7 +287,7 @@ static void adds_input(struct checker *c, uint32_t unit, uint32_t m, uint64_t ha
     const uint64_t kept = (uint64_t)sw_placement_group(p, layer) * p->micro_count + m;
     if (place > 0)
         adds(c, GROUP, (uint64_t)(place - 1) * p->micro_count + m, what, had);
-    else if (p->kept[kept].tier == SW_TIER_DEVICE)
+    else if (sw_placement_kept(p, kept).tier == SW_TIER_DEVICE)
         adds(c, KEPT, kept, what, had);
     else if (c->task->kept_out < 0)
         fail(c, "has no slot for the input that it makes");

@@ -26,7 +26,7 @@ static void reads_input(struct sw_builder *b, uint32_t unit, uint32_t m) {
     const uint64_t kept = kept_index(b, group_of(b, unit), m);
     if (place > 0)
         reads(b, SW_RES_GROUP, (uint64_t)(place - 1) * b->p->micro_count + m);
-    else if (b->p->kept[kept].tier == SW_TIER_DEVICE)
+    else if (sw_placement_kept(b->p, kept).tier == SW_TIER_DEVICE)
         reads(b, SW_RES_KEPT, kept);
     else
         reads_slot(b, SW_RING_KEPT, b->kept_use[kept]);
@@ -47,7 +47,7 @@ static void writes_input(struct sw_builder *b, uint32_t unit, uint32_t m) {
     const uint64_t kept = kept_index(b, group_of(b, unit), m);
     if (place > 0) {
         writes(b, SW_RES_GROUP, (uint64_t)(place - 1) * b->p->micro_count + m);
-    } else if (b->p->kept[kept].tier == SW_TIER_DEVICE) {
+    } else if (sw_placement_kept(b->p, kept).tier == SW_TIER_DEVICE) {
         writes(b, SW_RES_KEPT, kept);
     } else {
         if (b->kept_use[kept] == NONE) b->kept_use[kept] = take(b, SW_RING_KEPT);
@@ -75,7 +75,7 @@ static struct sw_task *begin_compute(struct sw_builder *b, enum sw_task_kind kin
 /* The kept input has left for where it is kept; not in an evaluation. */
 static void emit_spill(struct sw_builder *b, uint32_t unit, uint32_t m) {
     const uint64_t kept = kept_index(b, group_of(b, unit), m);
-    const int nvme = b->p->kept[kept].tier == SW_TIER_NVME;
+    const int nvme = sw_placement_kept(b->p, kept).tier == SW_TIER_NVME;
     const int32_t stage = nvme ? take(b, SW_RING_KEPT_STAGE) : NONE;
     struct sw_task *task = begin(b, SW_TASK_SPILL, SW_LANE_D2H);
     task->unit = unit;
@@ -100,7 +100,7 @@ static void emit_spill(struct sw_builder *b, uint32_t unit, uint32_t m) {
 static int spills(const struct sw_builder *b, uint32_t unit, uint32_t m) {
     if (unit < b->p->order.parts || unit >= sw_order_norm(&b->p->order)) return 0;
     return sw_placement_place(b->p, layer_of(b, unit)) == 0 &&
-           b->p->kept[kept_index(b, group_of(b, unit), m)].tier != SW_TIER_DEVICE;
+           sw_placement_kept(b->p, kept_index(b, group_of(b, unit), m)).tier != SW_TIER_DEVICE;
 }
 
 /* The last task of this pass that needs a kept input from the ring is emitted. */
@@ -113,7 +113,7 @@ static void release_kept(struct sw_builder *b, uint32_t unit, uint32_t m) {
 
 void sw_emit_fetch(struct sw_builder *b, uint32_t unit, uint32_t m) {
     const uint64_t kept = kept_index(b, group_of(b, unit), m);
-    const enum sw_tier tier = b->p->kept[kept].tier;
+    const enum sw_tier tier = sw_placement_kept(b->p, kept).tier;
     if (tier == SW_TIER_DEVICE) return;
     const int nvme = tier == SW_TIER_NVME;
     const int32_t stage = nvme ? take(b, SW_RING_KEPT_STAGE) : NONE;

@@ -102,15 +102,54 @@ static void cut_units(struct sw_placement *p, const struct sw_placement_input *i
     }
 }
 
+/* ---- kept inputs ---- */
+
+static uint64_t kept_total(const struct sw_placement *p) {
+    return (uint64_t)p->kept_groups * p->micro_count;
+}
+
+/* How many of the first `count` kept inputs are in a tier. */
+static uint64_t kept_among(const struct sw_placement *p, uint64_t count, enum sw_tier tier) {
+    uint64_t in_tier = count / SW_DEAL_PERIOD * p->kept_shares.percent[tier];
+    for (uint64_t i = 0; i < count % SW_DEAL_PERIOD; i++) in_tier += p->kept_tier[i] == tier;
+    return in_tier;
+}
+
+/* They are as many as groups times micro-batches: what one deal repeats is enough to know them. */
 static void place_kept(struct sw_placement *p, const struct sw_placement_input *in) {
     struct sw_tiers_deal deal = {0};
-    for (uint32_t i = 0; i < p->kept_groups * in->micro_count; i++) {
-        struct sw_kept *kept = &p->kept[i];
-        kept->tier = sw_tiers_next(in->activations, &deal);
-        const uint64_t at = take(&p->kept_bytes[kept->tier], in->activation_bytes);
-        if (kept->tier != SW_TIER_NVME) kept->offset = at;
+    p->kept_shares = in->activations;
+    p->kept_input_bytes = in->activation_bytes;
+    for (int i = 0; i < SW_DEAL_PERIOD; i++) {
+        const struct sw_tiers_deal before = deal;
+        const enum sw_tier tier = sw_tiers_next(in->activations, &deal);
+        p->kept_tier[i] = (uint8_t)tier;
+        p->kept_before[i] = (uint8_t)before.dealt[tier];
     }
-    p->group_bytes = (uint64_t)(in->checkpoint_every - 1) * in->micro_count * in->activation_bytes;
+    for (int tier = 0; tier < SW_TIER_COUNT; tier++)
+        p->kept_bytes[tier] =
+            kept_among(p, kept_total(p), (enum sw_tier)tier) * in->activation_bytes;
+    p->group_bytes = (uint64_t)(p->checkpoint_every - 1) * in->micro_count * in->activation_bytes;
+}
+
+struct sw_kept sw_placement_kept(const struct sw_placement *p, uint64_t index) {
+    assert(index < kept_total(p));
+    const uint64_t deals = index / SW_DEAL_PERIOD, at = index % SW_DEAL_PERIOD;
+    const enum sw_tier tier = (enum sw_tier)p->kept_tier[at];
+    const uint64_t before = deals * p->kept_shares.percent[tier] + p->kept_before[at];
+    return (struct sw_kept){tier, tier == SW_TIER_NVME ? 0 : before * p->kept_input_bytes};
+}
+
+uint64_t sw_placement_micro_tasks(const struct sw_placement *p) {
+    const struct sw_unit_order *o = &p->order;
+    const uint64_t parts = o->parts, layers = sw_order_layers(o);
+    const uint64_t recomputed = (uint64_t)(p->kept_groups - 1) * (p->checkpoint_every - 1);
+    const uint64_t head = p->head_whole ? 1 : (o->tied ? 3 : 2) * parts;
+    /* The batch; the embedding, the layers and the norm, both ways. */
+    const uint64_t each = 1 + 2 * (parts + layers + 1) + recomputed + head;
+    const uint64_t away = kept_total(p) - kept_among(p, kept_total(p), SW_TIER_DEVICE);
+    const uint64_t staged = kept_among(p, kept_total(p), SW_TIER_NVME);
+    return p->micro_count * each + 2 * (away + staged);
 }
 
 /* ---- rings ---- */
@@ -165,10 +204,8 @@ static struct counts count(const struct sw_placement *p) {
         last_span = chunk->span_first;
         if (span > n.span_max) n.span_max = span;
     }
-    for (uint32_t i = 0; i < p->kept_groups * p->micro_count; i++) {
-        n.spilled += p->kept[i].tier != SW_TIER_DEVICE;
-        n.kept_staged += p->kept[i].tier == SW_TIER_NVME;
-    }
+    n.spilled = kept_total(p) - kept_among(p, kept_total(p), SW_TIER_DEVICE);
+    n.kept_staged = kept_among(p, kept_total(p), SW_TIER_NVME);
     return n;
 }
 
@@ -281,12 +318,11 @@ static int allocate(struct sw_placement *p, const struct sw_placement_input *in)
     const uint32_t layers = sw_order_layers(&in->order);
     const uint64_t total = sw_placement_chunks(in);
     assert(total > 0 && total < UINT32_MAX);
-    p->kept_groups = (layers + in->checkpoint_every - 1) / in->checkpoint_every;
+    p->kept_groups = (layers + p->checkpoint_every - 1) / p->checkpoint_every;
     p->chunks = calloc(total, sizeof(*p->chunks));
     p->unit_first_chunk = calloc(units + 1, sizeof(*p->unit_first_chunk));
     p->unit_weight_offset = calloc(units, sizeof(*p->unit_weight_offset));
-    p->kept = calloc((size_t)p->kept_groups * in->micro_count + 1, sizeof(*p->kept));
-    if (p->chunks && p->unit_first_chunk && p->unit_weight_offset && p->kept) return 0;
+    if (p->chunks && p->unit_first_chunk && p->unit_weight_offset) return 0;
     sw_placement_free(p);
     return -ENOMEM;
 }
@@ -297,11 +333,13 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
     assert(in->checkpoint_every >= 1 && in->micro_count >= 1);
     assert(in->shards >= 1 && in->local_ranks >= 1);
     const int on_device = sw_tiers_is_all(in->params, SW_TIER_DEVICE);
+    const uint32_t layers = sw_order_layers(&in->order);
     *p = (struct sw_placement){.order = in->order,
                                .micro_count = in->micro_count,
                                .shards = in->shards,
                                .whole_weights = in->shards > 1 && in->whole_weights && on_device,
-                               .checkpoint_every = in->checkpoint_every};
+                               .checkpoint_every =
+                                   in->checkpoint_every < layers ? in->checkpoint_every : layers};
     const int ret = allocate(p, in);
     if (ret < 0) return ret;
     cut_units(p, in, chunk_elements(in));
@@ -319,7 +357,6 @@ void sw_placement_free(struct sw_placement *p) {
     free(p->chunks);
     free(p->unit_first_chunk);
     free(p->unit_weight_offset);
-    free(p->kept);
     *p = (struct sw_placement){0};
 }
 
@@ -338,6 +375,11 @@ static const char *const ring_names[SW_RING_COUNT] = {
 };
 
 static const char program_row[] = "program, libraries and turns"; /* of the process, once */
+
+uint64_t sw_placement_program_bytes(const struct sw_placement *p,
+                                    const struct sw_placement_input *in) {
+    return in->program_bytes + sw_placement_micro_tasks(p) * in->task_bytes;
+}
 
 int sw_placement_table(const struct sw_placement *p, const struct sw_placement_input *in,
                        struct sw_byte_row rows[SW_BYTE_ROWS_MAX]) {
@@ -360,7 +402,7 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         {"waiting gradients", SW_TIER_HOST, p->grad_bytes[SW_TIER_HOST]},
         {"kept inputs", SW_TIER_HOST, p->kept_bytes[SW_TIER_HOST]},
         {"batch", SW_TIER_HOST, in->batch_bytes},
-        {program_row, SW_TIER_HOST, in->program_bytes},
+        {program_row, SW_TIER_HOST, sw_placement_program_bytes(p, in)},
         {in->homes == 2 ? "optimizer state, two homes" : "optimizer state", SW_TIER_NVME,
          in->homes * records},
         {"weights", SW_TIER_NVME, p->weight_bytes[SW_TIER_NVME]},

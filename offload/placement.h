@@ -67,6 +67,7 @@ struct sw_placement_input {
     uint64_t workspace_bytes[2]; /* of the compute lane: the head in parts, or whole */
     uint64_t batch_bytes;        /* token ids, targets and masks of one step */
     uint64_t program_bytes;      /* of the host's memory: turns, tables, libraries */
+    uint64_t task_bytes;         /* and for each task that a turn has for every micro-batch */
     /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
     uint64_t budget_bytes[SW_TIER_COUNT];
 };
@@ -92,9 +93,12 @@ struct sw_kept {
     uint64_t offset; /* in its tier's pool; 0 on NVMe */
 };
 
+/* Shares are percentages, so dealing repeats after so many. */
+enum { SW_DEAL_PERIOD = 100 };
+
 struct sw_placement {
     struct sw_unit_order order;
-    uint32_t micro_count, checkpoint_every;
+    uint32_t micro_count, checkpoint_every; /* at most the number of layers */
     uint32_t shards;
     int whole_weights; /* shards > 1, and weights stay on the device, those of all shards */
     uint32_t chunk_count;
@@ -103,7 +107,9 @@ struct sw_placement {
     uint64_t *unit_weight_offset; /* in the device's pool of weights, by unit */
 
     uint32_t kept_groups; /* of checkpoint_every layers, each with one kept input per micro-batch */
-    struct sw_kept *kept; /* [group][micro] */
+    struct sw_tiers kept_shares; /* how those are dealt out, and the first of them */
+    uint8_t kept_tier[SW_DEAL_PERIOD], kept_before[SW_DEAL_PERIOD]; /* of the same tier */
+    uint64_t kept_input_bytes;
 
     uint32_t ring_slots[SW_RING_COUNT];
     uint64_t ring_slot_bytes[SW_RING_COUNT];
@@ -132,6 +138,16 @@ uint64_t sw_placement_chunks(const struct sw_placement_input *input);
  * whether all fits, sw_placement_bytes() tells. */
 int sw_placement_build(struct sw_placement *placement, const struct sw_placement_input *input);
 void sw_placement_free(struct sw_placement *placement);
+
+/* Where the kept input lies that is the index-th by group, then by micro-batch. */
+struct sw_kept sw_placement_kept(const struct sw_placement *placement, uint64_t index);
+
+/* Tasks of a training turn that are there for each micro-batch, of all micro-batches together. */
+uint64_t sw_placement_micro_tasks(const struct sw_placement *placement);
+
+/* What the process takes of the host's memory beside its pools. */
+uint64_t sw_placement_program_bytes(const struct sw_placement *placement,
+                                    const struct sw_placement_input *input);
 
 /* Fills the byte table: the device's rows for one rank, the others for all of the process. Returns
  * the number of rows. */

@@ -62,6 +62,14 @@ def the_peak_of_load_train_evaluation_and_save_is_planned():
 
 
 @t.test
+def the_turns_of_many_micro_batches_are_planned():
+    with t.folder() as tmp:
+        run = t.train(tmp + "/out", "--seq-len", 1, "--accumulate", 512, "--steps", 2, *ALL_NVME,
+                      sample=True, rc=0)
+        check_peak(run, "512 micro-batches")
+
+
+@t.test
 def a_resume_takes_no_more_than_the_run_did():
     with t.folder() as tmp:
         model = made(tmp)

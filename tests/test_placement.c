@@ -190,6 +190,26 @@ static void check_pool(const struct sw_placement *p, enum sw_tier tier, const ui
     assert_int_equal(pool[tier], sw_round_up(end, 4096));
 }
 
+/* One kept input serves all layers at most; no product of sizes wraps on the way. */
+static void a_group_ends_with_the_layers(void **state) {
+    (void)state;
+    for (int i = 0; i < INPUTS; i++) {
+        struct example e;
+        struct sw_placement p;
+        random_example(&e);
+        const uint32_t layers = sw_order_layers(&e.input.order);
+        e.input.checkpoint_every = UINT32_MAX - random_below(2);
+        e.input.micro_count = 65536;
+        e.input.activation_bytes = (uint64_t)1 << 36;
+        assert_int_equal(sw_placement_build(&p, &e.input), 0);
+        assert_int_equal(p.checkpoint_every, layers);
+        assert_int_equal(p.kept_groups, 1);
+        assert_int_equal(p.group_bytes, (layers - 1) * ((uint64_t)1 << 52));
+        assert_int_equal(p.kept_bytes[0] + p.kept_bytes[1] + p.kept_bytes[2], (uint64_t)1 << 52);
+        sw_placement_free(&p);
+    }
+}
+
 static void pools_are_the_sum_of_their_pieces(void **state) {
     (void)state;
     for (int i = 0; i < INPUTS; i++) {
@@ -198,10 +218,12 @@ static void pools_are_the_sum_of_their_pieces(void **state) {
         random_example(&e);
         assert_int_equal(sw_placement_build(&p, &e.input), 0);
         uint64_t kept[SW_TIER_COUNT] = {0};
+        struct sw_tiers_deal deal = {0};
         for (uint32_t k = 0; k < p.kept_groups * p.micro_count; k++) {
-            if (p.kept[k].tier != SW_TIER_NVME)
-                assert_int_equal(p.kept[k].offset, kept[p.kept[k].tier]);
-            kept[p.kept[k].tier] += e.input.activation_bytes;
+            const struct sw_kept got = sw_placement_kept(&p, k);
+            assert_int_equal(got.tier, sw_tiers_next(e.input.activations, &deal));
+            if (got.tier != SW_TIER_NVME) assert_int_equal(got.offset, kept[got.tier]);
+            kept[got.tier] += e.input.activation_bytes;
         }
         for (int t = 0; t < SW_TIER_COUNT; t++) {
             const enum sw_tier tier = (enum sw_tier)t;
@@ -565,6 +587,7 @@ int main(void) {
         cmocka_unit_test(of_equals_the_upper_tier_comes_first),
         cmocka_unit_test(chunks_cover_each_unit_once),
         cmocka_unit_test(units_have_the_same_mix),
+        cmocka_unit_test(a_group_ends_with_the_layers),
         cmocka_unit_test(pools_are_the_sum_of_their_pieces),
         cmocka_unit_test(a_budget_shortens_rings_in_order),
         cmocka_unit_test(both_budgets_leave_what_a_turn_needs),

@@ -286,6 +286,26 @@ static void missing_waits_are_noticed(void **state) {
     assert_int_equal(pairs, WAIT_PAIRS);
 }
 
+/* The byte table counts the tasks that are there for each micro-batch. */
+static void tasks_of_micro_batches_are_counted(void **state) {
+    (void)state;
+    for (int i = 0; i < SHAPES; i++) {
+        struct example e;
+        struct sw_turn turn;
+        uint64_t count = 0;
+        random_example(&e);
+        assert_int_equal(sw_turn_build(&turn, &e.shape, SW_TURN_TRAIN, 0, NULL), 0);
+        for (uint32_t k = 0; k < turn.task_count; k++) {
+            const enum sw_task_kind kind = (enum sw_task_kind)turn.tasks[k].kind;
+            count += (kind >= SW_TASK_BATCH && kind <= SW_TASK_HEAD_GRAD) ||
+                     (kind >= SW_TASK_SPILL && kind <= SW_TASK_FETCH);
+        }
+        assert_int_equal(count, sw_placement_micro_tasks(&e.placement));
+        sw_turn_free(&turn);
+        sw_placement_free(&e.placement);
+    }
+}
+
 static void a_skipped_update_is_noticed(void **state) {
     (void)state;
     struct example e;
@@ -433,6 +453,7 @@ int main(void) {
         cmocka_unit_test(random_turns_keep_the_invariants),
         cmocka_unit_test(the_steady_turn_repeats),
         cmocka_unit_test(missing_waits_are_noticed),
+        cmocka_unit_test(tasks_of_micro_batches_are_counted),
         cmocka_unit_test(a_skipped_update_is_noticed),
         cmocka_unit_test(overlap_modes_reach_their_bounds),
         cmocka_unit_test(the_late_units_are_chosen_well),
