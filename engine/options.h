@@ -14,7 +14,7 @@ enum sw_schedule { SW_SCHEDULE_CONSTANT, SW_SCHEDULE_LINEAR, SW_SCHEDULE_COSINE 
 enum sw_decay { SW_DECAY_MATRICES, SW_DECAY_ALL };
 enum sw_overlap { SW_OVERLAP_AUTO, SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD };
 
-enum { SW_NVME_FOLDERS_MAX = 64 };
+enum { SW_NVME_FOLDERS_MAX = 64, SW_ACCUMULATE_MAX = 65536 };
 
 /* Rates per second that lanes are held to (engine/throttle.h); 0: as fast as it goes. A pair is
  * given at once: up and down, read and write. */

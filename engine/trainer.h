@@ -54,6 +54,7 @@ struct sw_refusal {
     int row_count;
     struct sw_remedy remedies[SW_REMEDIES_MAX];
     int remedy_count;
+    uint32_t shorter_rows; /* without a remedy: the --seq-len with which a run would fit, or 0 */
 };
 
 enum sw_beside_steps { SW_LOADING, SW_EVALUATING, SW_SAVING };

@@ -69,6 +69,24 @@ static struct sw_train_options opened(const struct sw_train_options *asked) {
     return o;
 }
 
+/* The least divisor of `micro_batch` that is at least `factor`; 0: none that accumulate admits. */
+static uint32_t next_factor(const struct sw_train_options *asked, uint32_t factor) {
+    const uint32_t most = SW_ACCUMULATE_MAX / asked->accumulate;
+    for (; factor <= most && factor <= asked->micro_batch; factor++)
+        if (asked->micro_batch % factor == 0) return factor;
+    return 0;
+}
+
+/* The same rows in `factor` times as many micro-batches. */
+static int try_split(struct sw_trainer *t, const struct sw_train_options *asked, uint32_t factor,
+                     struct sw_refusal *out) {
+    struct sw_train_options o = *asked;
+    o.micro_batch /= factor;
+    o.accumulate *= factor;
+    struct sw_train_options open = opened(&o);
+    return try(t, asked, &o, split, out) || try(t, asked, &open, split, out);
+}
+
 /* Lower tiers, then fewer kept inputs, then smaller micro-batches. */
 static void look_lower(struct sw_trainer *t, const struct sw_train_options *asked,
                        struct sw_refusal *out) {
@@ -79,19 +97,20 @@ static void look_lower(struct sw_trainer *t, const struct sw_train_options *aske
         o.checkpoint_every = every;
         found = every > asked->checkpoint_every && try(t, asked, &o, slower, out);
     }
-    for (uint32_t micro = asked->micro_batch; micro > 1 && micro % 2 == 0 && !found;) {
-        micro /= 2;
-        const uint64_t accumulate = (uint64_t)asked->accumulate * asked->micro_batch / micro;
-        if (accumulate > UINT32_MAX) break;
-        o = *asked;
-        o.micro_batch = micro;
-        o.accumulate = (uint32_t)accumulate;
-        if (try(t, asked, &o, split, out)) break;
-        o = opened(&o);
-        o.micro_batch = micro;
-        o.accumulate = (uint32_t)accumulate;
-        found = try(t, asked, &o, split, out);
+    /* Each a quarter larger than the one before, at least: some numbers have many divisors. */
+    for (uint32_t f = 2; !found && (f = next_factor(asked, f)) > 0; f += f / 4 + 1)
+        found = try_split(t, asked, f, out);
+}
+
+/* The longest rows, by halves, of which a run would fit; 0: none. */
+static uint32_t look_shorter(struct sw_trainer *t, const struct sw_train_options *asked) {
+    struct sw_refusal none = {0};
+    for (uint32_t length = asked->seq_len / 2; length > 0; length /= 2) {
+        struct sw_train_options o = opened(asked);
+        o.seq_len = length;
+        if (try(t, asked, &o, same, &none)) return length;
     }
+    return 0;
 }
 
 /* Budgets that suffice: the least that the lowest tiers which are open take. */
@@ -138,6 +157,7 @@ int sw_trainer_refuse(struct sw_trainer *t, const struct sw_train_options *asked
                                  .row_count = sw_placement_table(&t->placement, &t->input, rows)};
     look_lower(t, asked, &refusal);
     look_larger(t, asked, &refusal);
+    if (refusal.remedy_count == 0) refusal.shorter_rows = look_shorter(t, asked);
     t->hooks.on_refused(t->hooks.ctx, &refusal);
     return -ENOMEM;
 }

@@ -6,6 +6,7 @@ plan pools within the budgets, and train.
 import json
 import os
 import re
+import resource
 import shlex
 import time
 
@@ -89,6 +90,66 @@ def a_refusal_comes_before_anything_is_loaded_or_written():
         t.equal(run.rc, 1, "exit status", run)
         t.check(time.monotonic() - start < 2, "longer than two seconds")
         t.check(not os.path.exists(tmp + "/out"), "the output folder is there")
+
+
+@t.test
+def a_refusal_takes_no_time_whatever_the_sizes():
+    many = 2 ** 32 - 1
+    with t.folder() as tmp:
+        for args, part in (
+                (["--micro-batch", 65536, "--accumulate", 65536, "--seq-len", 1, "--device-memory",
+                  "1000000T", "--host-memory", "1000000T"], "nothing was found that would fit\n"),
+                (["--micro-batch", many, "--accumulate", 65536], "beyond any memory"),
+                (["--micro-batch", 720720, "--seq-len", 512, "--checkpoint-every", many,
+                  "--activations", "host:33%,nvme"], "a shorter --seq-len needs less")):
+            run = t.train(tmp + "/out", "--dry-run", *args)
+            t.equal(run.rc, 1, "exit status", run)
+            t.contains(run.stderr, part, "the message", run)
+            t.check(run.seconds < 2 * t.SLOWDOWN, "longer than two seconds", run)
+            t.check(run.usage.ru_maxrss < 200000 or t.SANITIZED, "it took memory", run)
+
+
+@t.test
+def every_divisor_of_a_micro_batch_may_be_offered():
+    for micro, accumulate, budget, want in ((5, 1, "2000K", "--micro-batch 1 --accumulate 5"),
+                                            (15, 2, "5000K", "--micro-batch 5 --accumulate 6")):
+        with t.folder() as tmp:
+            run = t.train(tmp + "/out", "--seq-len", 64, "--micro-batch", micro, "--accumulate",
+                          accumulate, "--device-memory", budget, "--optimizer", "host",
+                          "--steps", 1)
+            check_offers(run, [SPLIT, LARGER])
+            t.contains(run.stderr, want, "the offer", run)
+
+
+@t.test
+def no_accumulation_is_offered_that_the_options_refuse():
+    """A prime number of rows, one more than there may be micro-batches."""
+    with t.folder() as tmp:
+        run = t.train(tmp + "/out", "--seq-len", 32, "--micro-batch", 65537, "--device-memory",
+                      "2G", "--dry-run")
+        t.equal(run.rc, 1, "exit status", run)
+        for _, command in offered(run.stderr):
+            t.equal(shell(command).rc, 0, command)
+
+
+@t.test
+def turns_that_cannot_be_built_are_named():
+    if t.SANITIZED:
+        t.skip("sanitizers take address space")
+    with t.folder() as tmp:
+        run = t.train(tmp + "/out", "--seq-len", 1, "--accumulate", 65536, "--dry-run",
+                      preexec=lambda: resource.setrlimit(resource.RLIMIT_AS, (500 << 20,) * 2))
+        t.equal(run.rc, 1, "exit status", run)
+        t.contains(run.stderr, "turns of a step could not be built", "the message", run)
+
+
+@t.test
+def a_group_is_at_most_all_layers():
+    with t.folder() as tmp:
+        args = ["--seq-len", 8, "--dry-run", "--checkpoint-every"]
+        most, beyond = (t.train(tmp + "/out", *args, n, rc=0).stdout for n in (5, 2 ** 32 - 1))
+        t.equal(beyond, most, "what is printed")
+        t.check(re.search("^  checkpoint-every 5$", beyond, re.M), "the effective option")
 
 
 @t.test

@@ -142,8 +142,11 @@ static void on_refused(void *ctx, const struct sw_refusal *refusal) {
                 program_invocation_name);
         sw_print_command(run->argc, run->argv, r, stderr);
     }
-    if (refusal->remedy_count == 0)
-        fprintf(stderr, "nothing was found that would fit: a shorter --seq-len needs less\n");
+    if (refusal->remedy_count > 0) return;
+    fprintf(stderr, "nothing was found that would fit");
+    if (refusal->shorter_rows)
+        fprintf(stderr, ": a shorter --seq-len needs less, %u would do", refusal->shorter_rows);
+    fputc('\n', stderr);
 }
 
 static void print_start(const struct run *run) {
