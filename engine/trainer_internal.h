@@ -364,7 +364,8 @@ int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record);
 /* From now on the run stands where the commit does. */
 void sw_trainer_go_on(struct sw_trainer *t);
 void sw_trainer_close_store(struct sw_trainer *t);
-/* With --restart, where this run makes no commits: the one that it finds must not outlive it. */
+/* Where a run starts anew and makes no commits: a store that it finds must not outlive it, with a
+ * commit (--restart) or without one (--resume). */
 void sw_trainer_drop_commit(const struct sw_trainer *t);
 const char *sw_trainer_store_folder(const struct sw_trainer *t);
 /* Makes the newest state durable as that of `step`; all its writes are over. */

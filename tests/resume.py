@@ -291,6 +291,24 @@ def resume_without_a_commit_starts_at_the_beginning():
 
 
 @t.test
+def what_never_came_to_a_commit_is_not_left_behind():
+    """Also where the run that starts anew has no store, or one without commits."""
+    with t.folder() as tmp:
+        for number, mode in enumerate((["--optimizer", "host"], [*NVME, "--commit-every", 0])):
+            out = f"{tmp}/{number}"
+            process = t.Process(arguments(out, "--optimizer", "host:50%,nvme", "--commit-every",
+                                          100000, steps=100000))
+            process.wait_for(r"^step 1/")
+            process.signal(signal.SIGKILL)
+            process.finish()
+            t.check(os.path.exists(f"{out}/optimizer.commit"), "no store was begun")
+            last = run(out, *mode, "--resume")
+            t.contains(last.stdout, "nothing is committed", "what it says", last)
+            t.equal([n for n in os.listdir(out) if n.startswith("optimizer")], [],
+                    f"what {mode} left behind")
+
+
+@t.test
 def a_kept_store_goes_on_to_more_steps():
     """The schedule must not depend on the number of steps for this to be one run."""
     constant = NVME + ["--schedule", "constant", "--warmup", 0]
