@@ -414,6 +414,32 @@ def a_signal_finishes_the_step_and_saves_the_weights():
                 t.check(not os.path.exists(out), "the empty output folder is gone")
 
 
+def ignoring(number):
+    """For preexec: as a parent that ignores the signal."""
+    return lambda: signal.signal(number, signal.SIG_IGN)
+
+
+@t.test
+def a_signal_that_the_parent_ignored_stays_ignored():
+    """nohup's HUP, and INT of a job in the background; others still stop the run."""
+    for ignored, last, status in ((signal.SIGHUP, signal.SIGTERM, 143),
+                                  (signal.SIGINT, signal.SIGHUP, 129)):
+        with t.folder() as tmp:
+            process = t.Process(["train", "--model", t.MODEL, "--data",
+                                 t.SHAKESPEARE + "/train.bin", "--out", tmp + "/out", "--steps",
+                                 100000, "--seq-len", 64, "--save-every", 2],
+                                preexec=ignoring(ignored))
+            process.wait_for("^step 1/")
+            process.signal(ignored)
+            process.signal(ignored)
+            for _ in range(2):  # it goes on
+                seen = process.text().count("saved the model")
+                process.wait_for(f"(?s)(saved the model.*){{{seen + 1}}}")
+            process.signal(last)
+            run = process.finish()
+            t.equal(run.rc, status, "exit status", run)
+
+
 @t.test
 def the_stopped_weights_are_those_of_the_last_finished_step():
     with t.folder() as tmp:

@@ -7,7 +7,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +15,7 @@
 
 #include "offload/arena.h"
 #include "offload/stream.h"
+#include "tools/signals.h"
 
 /* A sample passes over at least so many parameters, unless they are very few. */
 enum { SAMPLE_PARAMS = 4 << 20, REPEATS_MAX = 1024 };
@@ -44,10 +44,8 @@ static void on_signal(int number) {
 }
 
 void sw_bench_watch_signals(void) {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    sw_catch_signal(SIGINT, on_signal);
+    sw_catch_signal(SIGTERM, on_signal);
 }
 
 int sw_bench_stopped(void) {

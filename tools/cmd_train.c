@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +16,7 @@
 #include "tools/kill_watch.h"
 #include "tools/progress.h"
 #include "tools/run_log.h"
+#include "tools/signals.h"
 
 #ifndef SW_VERSION
 #define SW_VERSION "unknown"
@@ -49,11 +49,9 @@ static void on_bus_error(int number) {
 
 static void watch_signals(void) {
     signal(SIGBUS, on_bus_error);
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    sw_catch_signal(SIGINT, on_signal);
+    sw_catch_signal(SIGTERM, on_signal);
+    sw_catch_signal(SIGHUP, on_signal);
 }
 
 struct run {
