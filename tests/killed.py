@@ -140,5 +140,31 @@ def no_other_end_is_taken_for_one():
             t.equal(out_of_memory(run), [], "lines about a kill")
 
 
+def watcher_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        for child in file.read().split():
+            with open(f"/proc/{child}/comm", encoding="ascii") as name:
+                if name.read().strip() == "spillway-watch":
+                    return int(child)
+    raise t.Failed("no child that watches")
+
+
+@t.test
+def a_watcher_that_is_stopped_holds_up_no_end():
+    with t.folder() as tmp:
+        run = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
+                         "--out", tmp + "/out", *ENDLESS])
+        run.wait_for(r"^step +\d+")
+        watcher = watcher_of(run.pid)
+        os.kill(watcher, signal.SIGSTOP)
+        run.signal(signal.SIGINT)
+        try:
+            run = run.finish(timeout_s=15)
+            t.equal(run.rc, 130, "exit status", run)
+        finally:
+            with contextlib.suppress(OSError):
+                os.kill(watcher, signal.SIGKILL)
+
+
 if __name__ == "__main__":
     t.main()

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdint.h>
 #include <sys/prctl.h>
@@ -16,6 +17,8 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "offload/topology.h"
+
+enum { END_MS = 1000 }; /* what the child has to end in */
 
 static int pipe_end = -1; /* the run's; closed by the kernel whichever way the run ends */
 static pid_t watcher;
@@ -67,7 +70,13 @@ void sw_kill_watch_begin(void) {
 void sw_kill_watch_end(void) {
     static const char word = 1;
     if (pipe_end < 0) return;
-    /* It leaves no process behind: a limit of them may be all that the user has. */
-    if (write(pipe_end, &word, 1) == 1) waitpid(watcher, NULL, 0);
+    /* It leaves no process behind: a limit of them may be all that the user has. One that does not
+     * end, as it was stopped, is not waited for. */
+    int left_ms = write(pipe_end, &word, 1) == 1 ? END_MS : 0;
+    while (left_ms > 0 && waitpid(watcher, NULL, WNOHANG) == 0) {
+        poll(NULL, 0, 1);
+        left_ms--;
+    }
+    if (left_ms == 0 && kill(watcher, SIGKILL) == 0) waitpid(watcher, NULL, WNOHANG);
     pipe_end = -1;
 }
