@@ -132,6 +132,9 @@ typedef int (*sw_model_fetch)(void *ctx, uint32_t unit, uint64_t first, uint64_t
 int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                   sw_model_fetch fetch, void *ctx);
 
+/* What that takes on disk, rounded up. */
+uint64_t sw_model_saved_bytes(const struct sw_model *model, enum sw_dtype dtype);
+
 /* Whether sw_model_save() carries a file of this name along from the source folder. */
 int sw_model_is_companion(const char *name);
 

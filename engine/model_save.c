@@ -423,3 +423,18 @@ int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype d
     return sw_model_write(model, model->weights->config, model->dir, dir, dtype,
                           SW_MODEL_SHARD_BYTES_MAX, fetch, ctx);
 }
+
+uint64_t sw_model_saved_bytes(const struct sw_model *model, enum sw_dtype dtype) {
+    enum { FILE_ROUNDING = 4096, CONFIG_BYTES = 65536 };
+    uint64_t bytes = model->params * sw_dtype_bytes(dtype) + CONFIG_BYTES;
+    for (uint32_t u = 0; u < model->unit_count; u++)
+        for (uint32_t i = 0; i < model->units[u].tensor_count; i++)
+            bytes += sw_safetensors_entry_bytes(model->units[u].tensors[i].name);
+    for (int i = 0; i < COMPANIONS; i++) {
+        struct stat st;
+        char *path = sw_model_path(model->dir, companions[i]);
+        if (path && stat(path, &st) == 0) bytes += (uint64_t)st.st_size + FILE_ROUNDING;
+        free(path);
+    }
+    return bytes;
+}

@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "base/size.h"
+#include "nvme/nvme.h"
 
 /* What runs leave in their folder beside the model's companions; --restart removes both and refuses
  * to touch anything else. */
@@ -262,6 +264,28 @@ int sw_output_empty(const char *out, const char *log, const char *trace) {
     if (d) closedir(d);
     if (ret < 0) sw_error("--restart: cannot empty %s: %s", out, strerror(-ret));
     return ret;
+}
+
+static uint64_t replaced_bytes; /* nftw() hands nothing through */
+
+static int add_entry(const char *path, const struct stat *st, int flag, struct FTW *ftw) {
+    if (flag == FTW_F && (ftw->level > 1 || !is_of_a_store(path + ftw->base)))
+        replaced_bytes += (uint64_t)st->st_blocks * 512;
+    return 0;
+}
+
+int sw_output_check_space(const char *out, uint64_t need_bytes, int emptied) {
+    char need[32], have[32];
+    uint64_t available = sw_nvme_free_bytes(out);
+    replaced_bytes = 0;
+    if (emptied) nftw(out, add_entry, 16, FTW_PHYS);
+    if (available > UINT64_MAX - replaced_bytes) return 0; /* it does not say */
+    available += replaced_bytes;
+    if (need_bytes <= available) return 0;
+    sw_error("--out %s: the model needs %s (%llu bytes), and %s (%llu bytes) are free there", out,
+             sw_size_print(need_bytes, need, sizeof(need)), (unsigned long long)need_bytes,
+             sw_size_print(available, have, sizeof(have)), (unsigned long long)available);
+    return -ENOSPC;
 }
 
 static int sync_parent(const char *path) {

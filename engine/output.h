@@ -37,6 +37,10 @@ int sw_output_has_model(const char *out);
 /* Makes the folder where it is absent (*made) and locks it for this run until *held is closed. */
 int sw_output_take(const char *out, int *made, int *held);
 
+/* Whether what is free in the folder, with what sw_output_empty() will remove where it is
+ * `emptied`, holds a model of so many bytes. 0 or -ENOSPC, reported. */
+int sw_output_check_space(const char *out, uint64_t need_bytes, int emptied);
+
 /* Removes what an earlier run left, once the new one is sure to start: all but the store's files,
  * the log and the unfinished trace. */
 int sw_output_empty(const char *out, const char *log, const char *trace);

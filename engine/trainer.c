@@ -237,12 +237,20 @@ static void announce_team(const struct sw_trainer *t) {
     }
 }
 
+/* The store is there already; a disk that the model fills would show after the last step. */
+static int check_space(const struct sw_trainer *t) {
+    if (t->options.sim.flops) return 0;
+    return sw_output_check_space(t->options.out, sw_model_saved_bytes(&t->model, t->options.dtype),
+                                 sw_starts_anew(t));
+}
+
 int sw_trainer_start(struct sw_trainer *t) {
     int ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) sw_trainer_drop_commit(t);
     if (ret == 0) sw_trainer_drop_scratch(t);
+    if (ret == 0) ret = check_space(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) announce_team(t);
@@ -251,7 +259,7 @@ int sw_trainer_start(struct sw_trainer *t) {
     if (ret == 0) sw_trace_machine(t->trace, &t->options);
     if (ret == 0) ret = open_group(t);
     if (ret == 0) ret = open_executor(t);
-    if (ret == 0 && (t->options.restart || t->options.resume) && !t->resuming)
+    if (ret == 0 && sw_starts_anew(t))
         ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);
     return ret;
 }

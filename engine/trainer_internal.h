@@ -239,6 +239,11 @@ static inline char *sw_slot(const struct sw_rank *r, const struct sw_run *run,
     return sw_slot_at(r, run, ring, task->at[ring]);
 }
 
+/* Over what an earlier run left, and without a commit of it. */
+static inline int sw_starts_anew(const struct sw_trainer *t) {
+    return (t->options.restart || t->options.resume) && !t->resuming;
+}
+
 static inline uint64_t sw_kept_index(const struct sw_trainer *t, uint32_t unit, uint32_t micro) {
     const uint32_t layer = unit - t->model.parts;
     return (uint64_t)sw_placement_group(&t->placement, layer) * t->options.accumulate + micro;

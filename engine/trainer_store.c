@@ -175,8 +175,7 @@ void sw_trainer_close_store(struct sw_trainer *t) {
 void sw_trainer_drop_commit(const struct sw_trainer *t) {
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
-    const int starts_anew = t->options.restart || (t->options.resume && !t->resuming);
-    if (!starts_anew || t->journal) return; /* a journal begins anew by itself */
+    if (!sw_starts_anew(t) || t->journal) return; /* a journal begins anew by itself */
     if (t->store || sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
         sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
 }

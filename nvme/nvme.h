@@ -61,6 +61,9 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *optio
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);
 
+/* What is free on a folder's file system; UINT64_MAX where it does not say. */
+uint64_t sw_nvme_free_bytes(const char *folder);
+
 /* Removes the files of a store; absent ones are fine. -EBUSY: somebody has one open, it is left. */
 int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name);
 

@@ -223,9 +223,9 @@ static int no_space(const struct sw_nvme_file *file, uint64_t needed, uint64_t a
     return -ENOSPC;
 }
 
-static uint64_t free_bytes(const struct sw_nvme_file *file) {
+uint64_t sw_nvme_free_bytes(const char *folder) {
     struct statvfs vfs;
-    if (fstatvfs(file->fd, &vfs) || vfs.f_blocks == 0) return UINT64_MAX; /* it does not say */
+    if (statvfs(folder, &vfs) || vfs.f_blocks == 0) return UINT64_MAX;
     return (uint64_t)vfs.f_bavail * vfs.f_frsize;
 }
 
@@ -245,7 +245,7 @@ static int check_space(struct sw_nvme_store *store) {
         for (uint32_t j = 0; j < store->file_count; j++)
             if (store->files[j].device == store->files[i].device)
                 needed += store->files[j].needed_bytes;
-        const uint64_t available = free_bytes(&store->files[i]);
+        const uint64_t available = sw_nvme_free_bytes(store->files[i].folder);
         if (needed > available) return no_space(&store->files[i], needed, available);
     }
     return 0;
@@ -278,7 +278,7 @@ static int preallocate(struct sw_nvme_file *file, uint64_t size) {
                    file->folder, strerror(-ret));
         return 0;
     }
-    if (ret == -ENOSPC) return no_space(file, file->needed_bytes, free_bytes(file));
+    if (ret == -ENOSPC) return no_space(file, file->needed_bytes, sw_nvme_free_bytes(file->folder));
     if (ret) sw_error("nvme: cannot reserve '%s': %s", file->path, strerror(-ret));
     return ret;
 }

@@ -273,6 +273,22 @@ def an_nvme_folder_that_is_read_only():
 
 
 @t.test
+def an_output_folder_without_room_for_the_model():
+    """Found before the first step; what a restart replaces counts as free."""
+    with t.folder() as tmp, mounted(tmp + "/drive", "size=1100k") as drive:
+        with open(drive + "/filler", "wb") as file:
+            file.write(bytes(800 << 10))
+        run = t.train(drive + "/out", *SHORT, "--optimizer", "host", rc=1)
+        for part in ("the model needs", "307 kB", "free"):
+            t.contains(run.stderr, part, "the message", run)
+        t.check("step" not in run.stdout.split("bytes:")[1], "a step was made", run)
+        t.equal(os.listdir(drive), ["filler"], "the files afterwards", run)
+        os.remove(drive + "/filler")
+        t.train(drive + "/out", *SHORT, "--optimizer", "host", rc=0)
+        t.train(drive + "/out", *SHORT, "--optimizer", "host", "--restart", rc=0)
+
+
+@t.test
 def an_nvme_folder_that_is_full():
     with t.folder() as tmp, mounted(tmp + "/drive", "size=256k") as drive:
         run = refused(tmp, 1, drive, "--optimizer", "nvme", "--nvme", drive)

@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "base/log.h"
 #include "base/size.h"
@@ -182,10 +181,10 @@ static int choose_settings(struct report *r) {
 }
 
 static uint64_t scratch_bytes(const struct report *r, const char *folder) {
-    struct statvfs vfs;
+    const uint64_t available = sw_nvme_free_bytes(folder);
     if (r->options.size) return r->options.size;
-    if (statvfs(folder, &vfs) || vfs.f_blocks == 0) return SIZE_MIN;
-    const uint64_t share = (uint64_t)vfs.f_bavail * vfs.f_frsize / FREE_SHARE;
+    if (available == UINT64_MAX) return SIZE_MIN;
+    const uint64_t share = available / FREE_SHARE;
     return share < SIZE_MIN ? SIZE_MIN : share < SIZE_DEFAULT ? share : SIZE_DEFAULT;
 }
 
