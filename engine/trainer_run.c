@@ -41,9 +41,11 @@ static void begin_record(struct sw_trainer *t, uint64_t step, const struct sw_tu
 /* The pools hold what they were sized for, from start to end. */
 static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
     const struct sw_rank *r = &t->ranks[0];
+    const uint64_t device = t->options.device_memory_bytes, host = t->options.host_memory_bytes;
     const uint64_t store_bytes = t->rank_count * t->placement.store_bytes;
-    sw_trace_memory(t->trace, SW_TIER_DEVICE, r->device_used, r->device_bytes, at_ns);
-    sw_trace_memory(t->trace, SW_TIER_HOST, t->arena.used, t->arena.bytes, at_ns);
+    sw_trace_memory(t->trace, SW_TIER_DEVICE, r->device_used, device ? device : r->device_bytes,
+                    at_ns);
+    sw_trace_memory(t->trace, SW_TIER_HOST, t->arena.used, host ? host : t->arena.bytes, at_ns);
     sw_trace_memory(t->trace, SW_TIER_NVME, store_bytes, store_bytes, at_ns);
 }
 

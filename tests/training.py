@@ -362,6 +362,22 @@ def the_trace_holds_every_task_with_the_bytes_of_the_log():
             t.check(all(a[1] <= b[0] + 0.002 for a, b in zip(spans, spans[1:])), f"lane {lane}")
 
 
+@t.test
+def the_budgets_of_a_trace_are_those_that_were_given():
+    with t.folder() as tmp:
+        for given, want in (([], None), (["--device-memory", "7M", "--host-memory", "90M"],
+                                         {"device": 7000000, "host": 90000000})):
+            train(tmp, f"{len(given)}", "--seq-len", 32, "--steps", 1, "--optimizer", "host",
+                  "--trace", tmp + "/trace.json", *given)
+            with open(tmp + "/trace.json", encoding="utf-8") as file:
+                events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "C"]
+            for tier in ("device", "host"):
+                mine = [e["args"] for e in events if e["name"] == "memory " + tier]
+                t.check(mine, f"no memory of {tier}")
+                for args in mine:
+                    t.equal(args["budget"], want[tier] if want else args["used"], tier)
+
+
 # ---- saving and stopping -----------------------------------------------------------------------
 
 @t.test
