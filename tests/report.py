@@ -359,6 +359,29 @@ def a_killed_run_leaves_a_trace():
 
 
 @t.test
+def huge_figures_are_refused_or_stop_at_the_largest():
+    with t.folder() as tmp:
+        path, most = f"{tmp}/trace.json", 2 ** 63 - 1
+        for ts, dur, word in ((-4.7e15, 1, "its ts is beyond"), (1, 1e300, "its dur is beyond"),
+                              (4e15, 4e15, "its ts and dur end beyond")):
+            event = task("adam", 1, 0, 0)
+            event.update(ts=ts, dur=dur)
+            write_trace(path, [event])
+            run = t.spillway("report", path, "--json", rc=1)
+            t.contains(run.stderr, word, "the message", run)
+            t.equal(len(run.stderr.splitlines()), 1, "lines", run)
+        events = [task("adam", step, 0, 0, 2 ** 62) for step in (1, 1, 1, 1, 2, 2)]
+        for event in events:
+            event.update(ts=-4.6e15, dur=9.2e15 / 2)
+        write_trace(path, events + [task("h2d", 2, 4600000000000000000, 0, most)])
+        run = t.spillway("report", path, "-o", f"{tmp}/r.html", "--json", rc=0)
+        figures, lane = json.loads(run.stdout), LANES.index("adam")
+        for name in ("bytes", "busy_ns"):
+            t.equal(figures["steps"][0][name][lane], most, name)
+            t.equal(figures["steady"][name][lane], most // 2 + 1, f"{name} of a steady step")
+
+
+@t.test
 def bad_input_is_refused_by_name():
     other = '{"traceEvents":[{"ph":"X","name":"x","ts":1,"dur":2,"pid":1,"tid":1}]}'
     with t.folder() as tmp:
@@ -380,6 +403,7 @@ def bad_input_is_refused_by_name():
         t.equal(sorted(os.listdir(tmp)), ["bad.json"], "files")
         for args, word in ((("report",), "TRACE"), (("report", path), "-o"),
                            (("report", path, "-o"), "needs a value"),
+                           (("report", path, "-o", "-"), "-o -"),
                            (("report", path, "-x", "y"), "-x"),
                            (("report", path, "--out", "y"), "--output"),
                            (("report", path, path, "--json"), "unexpected")):

@@ -132,6 +132,10 @@ int sw_cmd_report(int argc, char **argv) {
     } else if (parse == 0 && !options.output && !options.json) {
         sw_error("report: name the page with -o FILE, or ask for --json");
         status = SW_EXIT_USAGE;
+    } else if (parse == 0 && options.output && !strcmp(options.output, "-")) {
+        sw_error("report: -o - is not a file: the page takes its place whole; only --json goes to "
+                 "standard output");
+        status = SW_EXIT_USAGE;
     } else if (parse == 0 && report(parsed.operand, &options) < 0) {
         status = SW_EXIT_FAILED;
     }

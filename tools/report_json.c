@@ -6,7 +6,7 @@
 #include <string.h>
 
 static json_t *whole(double value) {
-    return json_integer((json_int_t)llround(value));
+    return json_integer(value < 0x1p63 ? (json_int_t)llround(value) : INT64_MAX);
 }
 
 /* a / b, or null where b is 0. */

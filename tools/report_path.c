@@ -105,6 +105,11 @@ static uint32_t clock_of(const struct sw_report_part *parts, uint32_t lane_count
 
 /* ---- steps ---- */
 
+/* Sums of what a trace says stop where a JSON integer does; terms are no larger. */
+static void add(uint64_t *sum, uint64_t term) {
+    *sum = *sum > INT64_MAX - term ? INT64_MAX : *sum + term;
+}
+
 /* The steps that have tasks, ascending. Returns how many, or -ENOMEM. */
 static int64_t find_steps(const struct sw_report_trace *trace, struct sw_report_figures *f) {
     uint64_t *numbers = malloc((trace->task_count + (size_t)1) * sizeof(*numbers));
@@ -150,8 +155,8 @@ static void add_tasks(const struct walk *w, struct sw_report_figures *f) {
         if (t->start_ns < step->begin_ns) step->begin_ns = t->start_ns;
         step->end_ns = t->end_ns;
         step->last = w->order[i];
-        part->busy_ns += (uint64_t)(t->end_ns - t->start_ns);
-        part->bytes += t->bytes;
+        add(&part->busy_ns, (uint64_t)(t->end_ns - t->start_ns));
+        add(&part->bytes, t->bytes);
         part->tasks++;
     }
 }
@@ -181,9 +186,9 @@ static int compute_steady(struct sw_report_figures *f) {
         f->steady.path_ns += step->path_ns;
         for (uint32_t l = 0; l < f->lane_count; l++) {
             const struct sw_report_part *part = &f->parts[(size_t)s * f->lane_count + l];
-            f->steady_parts[l].busy_ns += part->busy_ns;
+            add(&f->steady_parts[l].busy_ns, part->busy_ns);
             f->steady_parts[l].path_ns += part->path_ns;
-            f->steady_parts[l].bytes += part->bytes;
+            add(&f->steady_parts[l].bytes, part->bytes);
             f->steady_parts[l].tasks += part->tasks;
         }
     }

@@ -142,7 +142,8 @@ int sw_scan_thousandths(struct sw_scan *scan, int64_t *out) {
     }
     char *end;
     const double other = strtod(text, &end) * 1000; /* an exponent, or more digits */
-    if (*end || !(fabs(other) < 0x1p62)) return -EINVAL;
+    if (*end) return -EINVAL;
+    if (!(fabs(other) < (double)SW_SCAN_TIME_MAX)) return -ERANGE;
     *out = llround(other);
     return 0;
 }

@@ -34,7 +34,8 @@ int sw_scan_number(struct sw_scan *scan, char *out, size_t out_size);
 /* A whole number from 0 on. */
 int sw_scan_count(struct sw_scan *scan, uint64_t *out);
 /* A number times 1000, to the nearest whole: microseconds as nanoseconds, exactly where there are
- * three digits behind the point. At most 2^62. */
+ * three digits behind the point. -ERANGE: not below SW_SCAN_TIME_MAX, either way. */
+#define SW_SCAN_TIME_MAX ((int64_t)1 << 62)
 int sw_scan_thousandths(struct sw_scan *scan, int64_t *out);
 /* Passes any value. */
 int sw_scan_skip(struct sw_scan *scan);

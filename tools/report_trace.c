@@ -209,6 +209,10 @@ static int read_fields(struct reader *r, struct event *e) {
         } else {
             ret = sw_scan_skip(&r->scan);
         }
+        if (ret == -ERANGE) {
+            snprintf(r->why, sizeof(r->why), "its %s is beyond 2^62 ns", key);
+            ret = -EINVAL;
+        }
         if (ret == -EINVAL && !r->why[0])
             snprintf(r->why, sizeof(r->why), "its %s cannot be read", key);
         if (ret < 0) return ret;
@@ -225,6 +229,8 @@ static int take_task(struct reader *r, const struct event *e) {
     if (!e->has_lane || !e->has_step)
         return foreign(r, "it has no args.lane and args.step: another program's trace?");
     if (!e->has_ts || !e->has_dur || e->dur_ns < 0) return foreign(r, "it has no ts and dur");
+    if (e->ts_ns + e->dur_ns >= SW_SCAN_TIME_MAX)
+        return foreign(r, "its ts and dur end beyond 2^62 ns");
     if (e->micro > UINT32_MAX) return foreign(r, "its args.micro cannot be read");
     const int lane = sw_report_lane(r->trace, e->lane);
     if (lane < 0) return foreign(r, "there are more than 255 lanes");
