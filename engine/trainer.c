@@ -104,9 +104,9 @@ static void write_numerics_key(struct sw_trainer *t) {
 
 static int tell_turns(const struct sw_trainer *t, int ret) {
     sw_error("the turns of a step could not be built: %s; %llu of their tasks are those of %u "
-             "micro-batches",
+             "micro-batch%s",
              strerror(-ret), (unsigned long long)sw_placement_micro_tasks(&t->placement),
-             t->options.accumulate);
+             t->options.accumulate, t->options.accumulate == 1 ? "" : "es");
     return ret;
 }
 

@@ -53,14 +53,14 @@ static void write_identity(const struct sw_trainer *t, char *out, uint32_t out_s
              "shapes=%llu parameters in %u units\n"
              "data=%016llx\n"
              "rows=order %s, seed %llu\n"
-             "state=--chunk %llu, --master %s, %u folders\n"
+             "state=--chunk %llu, --master %s, %u folder%s\n"
              "numerics=%s\n",
              (unsigned long long)sw_model_fingerprint(&t->model),
              (unsigned long long)weights_fingerprint(t), (unsigned long long)t->model.params,
              t->model.unit_count, (unsigned long long)sw_data_fingerprint(&t->data),
              o->order == SW_ORDER_SHUFFLE ? "shuffle" : "sequential", (unsigned long long)o->seed,
              (unsigned long long)o->chunk_bytes, o->master == SW_MASTER_SPLIT ? "split" : "fp32",
-             o->nvme_count ? o->nvme_count : 1, t->numerics_key);
+             o->nvme_count ? o->nvme_count : 1, o->nvme_count > 1 ? "s" : "", t->numerics_key);
 }
 
 /* ---- open ---- */

@@ -55,13 +55,18 @@ int sw_tiers_parse(const char *text, struct sw_tiers *out, char *why, size_t why
             const unsigned long value = strtoul(at + name + 1, &end, 10);
             if (at[name + 1] < '0' || at[name + 1] > '9' || end != at + part - 1 || *end != '%' ||
                 value < 1 || value > percent) {
-                snprintf(why, why_size, "'%.*s' is not a share of 1%% to %u%%", (int)part, at,
-                         percent);
+                snprintf(why, why_size,
+                         percent ? "'%.*s' is not a share of 1%% to %u%%"
+                                 : "no share is left for '%.*s': those before it add up to 100%%",
+                         (int)part, at, percent);
                 return -EINVAL;
             }
             percent = (unsigned)value;
         } else if (!last || percent == 0) {
-            snprintf(why, why_size, "'%.*s' needs a share, as in host:60%%,nvme", (int)part, at);
+            snprintf(why, why_size,
+                     percent ? "'%.*s' needs a share, as in host:60%%,nvme"
+                             : "no share is left for '%.*s': those before it add up to 100%%",
+                     (int)part, at);
             return -EINVAL;
         }
         t.percent[tier] = (uint8_t)percent;

@@ -339,6 +339,15 @@ def help_everywhere():
 
 
 @t.test
+def shares_that_leave_none():
+    with t.folder() as tmp:
+        for text in ("host:100%,nvme", "host:100%,nvme:5%"):
+            run = refused(tmp, 2, "no share is left for 'nvme", "--optimizer", text)
+            t.check("host:60%" not in run.stderr, "an example that does not help", run)
+        refused(tmp, 2, "as in host:60%,nvme", "--optimizer", "host,nvme")
+
+
+@t.test
 def unknown_options_and_keys():
     with t.folder() as tmp:
         refused(tmp, 2, ["--sequence-length", "--seq-len"], "--sequence-length", "64")

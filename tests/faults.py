@@ -88,7 +88,8 @@ def an_error_of_a_transfer_ends_the_run_and_the_commit_before_goes_on():
                               rf"{at}: Input/output error$", failed.stderr, re.M)
             t.check(place, f"{kind}: the place is not named", failed)
             tells(failed, step, "elements ", "could not be " + ("read" if verb == "read" else
-                                                                "written"), "Input/output error")
+                                                                "written"), "Input/output error",
+                  "is committed: go on with --resume")
             resumes(out, want, [step - 1, step - 2] if verb == "read" else [step - 1])
 
 

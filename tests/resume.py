@@ -457,7 +457,7 @@ def inspect_shows_a_store():
         run(out, *NVME, rc=-signal.SIGKILL,
             env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
         shown = t.spillway("inspect", out, rc=0).stdout
-        for part in ("step 5 of 12", t.MODEL, "numerics"):
+        for part in ("step 5 of 12", t.MODEL, "numerics", ", 1 folder\n"):
             t.contains(shown, part, "inspect of a store")
 
 

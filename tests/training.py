@@ -8,6 +8,8 @@ magnitude, and a lost or repeated micro-batch shows as 10% and more.
 import json
 import math
 import os
+import re
+import shlex
 import signal
 import struct
 
@@ -263,11 +265,13 @@ def a_loss_that_is_not_finite_skips_the_step():
         tensors["lm_head.weight"].data = struct.pack(f"<{len(values)}f", *values)
         t.write_safetensors(path, tensors)
         for overlap, clip in (("none", 1), ("forward", 1), ("backward", 0)):
-            _, steps, _ = train(tmp, overlap, "--seq-len", 16, "--steps", 2, "--dtype", "fp32",
+            run, steps, _ = train(tmp, overlap, "--seq-len", 16, "--steps", 2, "--dtype", "fp32",
                                 "--overlap", overlap, "--clip", clip, "--optimizer", "nvme",
                                 model=model)
             t.equal([s["loss"] for s in steps], [None, None], "a NaN is null in the log")
             t.contains(steps[0]["events"][0], "loss", "the event")
+            t.contains(run.stdout, "loss nan", "the line of progress", run)
+            t.check("-nan" not in run.stdout, "a sign of what is no number", run)
             t.check(t.read_model(model)[1] == t.read_model(f"{tmp}/{overlap}")[1],
                     "a skipped step changed weights")
 
@@ -376,6 +380,17 @@ def the_budgets_of_a_trace_are_those_that_were_given():
                 t.check(mine, f"no memory of {tier}")
                 for args in mine:
                     t.equal(args["budget"], want[tier] if want else args["used"], tier)
+
+
+@t.test
+def the_next_command_is_one_for_a_shell():
+    with t.folder() as tmp:
+        run, _, _ = train(tmp, "it's a model", "--seq-len", 32, "--steps", 1)
+        next_ = re.search("^next: (.*)$", run.stdout, re.M)
+        t.check(next_, "no next command", run)
+        words = shlex.split(next_.group(1))
+        t.equal(words[1:], ["inspect", f"{tmp}/it's a model"], "its words")
+        t.spillway(*words[1:], rc=0)
 
 
 # ---- saving and stopping -----------------------------------------------------------------------

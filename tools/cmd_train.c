@@ -95,6 +95,7 @@ static void on_progress(void *ctx, enum sw_beside_steps work, uint64_t done, uin
 
 static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
     struct run *run = ctx;
+    loss = sw_unsigned_nan(loss);
     if (run->evals++ == 0) run->val_first = loss;
     run->val_last = loss;
     sw_progress_clear(&run->progress);
@@ -136,8 +137,8 @@ static void on_refused(void *ctx, const struct sw_refusal *refusal) {
     print_rows(refusal->rows, refusal->row_count, stderr);
     for (int i = 0; i < refusal->remedy_count; i++) {
         const struct sw_remedy *r = &refusal->remedies[i];
-        fprintf(stderr, "%s (%s):\n  %s", i ? "or" : "this would fit", r->effect,
-                program_invocation_name);
+        fprintf(stderr, "%s (%s):\n ", i ? "or" : "this would fit", r->effect);
+        sw_print_quoted(program_invocation_name, stderr);
         sw_print_command(run->argc, run->argv, r, stderr);
     }
     if (refusal->remedy_count > 0) return;
@@ -234,7 +235,11 @@ static void print_end(const struct run *run) {
     if (run->evals > 1)
         printf("validation loss: %.4f before, %.4f after\n", run->val_first, run->val_last);
     printf("the model is in %s\n", run->saved);
-    printf("next: %s inspect %s\n", program_invocation_name, run->saved);
+    printf("next:");
+    sw_print_quoted(program_invocation_name, stdout);
+    printf(" inspect");
+    sw_print_quoted(run->saved, stdout);
+    putchar('\n');
 }
 
 static int finish(struct run *run, int ret, uint64_t stopped_at) {
@@ -265,6 +270,16 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
     return ret;
 }
 
+/* What an error in the middle of a run leaves. */
+static void tell_commit(struct run *run) {
+    uint64_t committed;
+    sw_progress_clear(&run->progress);
+    if (run->options.sim.flops || !sw_trainer_commits(run->trainer, &committed)) return;
+    if (!strcmp(run->saved, run->options.out)) return; /* the result is there, the store is not */
+    sw_error("the run ends here; step %llu is committed: go on with --resume",
+             (unsigned long long)committed);
+}
+
 static int train(struct run *run) {
     const uint64_t began_ns = sw_now_ns();
     int ret = sw_trainer_start(run->trainer);
@@ -287,6 +302,7 @@ static int train(struct run *run) {
         printf("store: %s\n", sw_trainer_store_mode(run->trainer));
     uint64_t stopped_at = 0;
     ret = sw_trainer_run(run->trainer, &stopped_at);
+    if (ret < 0) tell_commit(run);
     ret = finish(run, ret, stopped_at);
     const int logged = sw_run_log_close(run->log);
     return ret < 0 || logged == 0 ? ret : logged;

@@ -95,6 +95,9 @@ void sw_options_help(const struct sw_command *command, FILE *out);
 void sw_options_print(const struct sw_parsed *parsed, const void *target, FILE *out);
 json_t *sw_options_json(const struct sw_parsed *parsed, const void *target);
 
+/* A blank, then the text as a shell takes it for one word. */
+void sw_print_quoted(const char *text, FILE *out);
+
 /* The command line again, quoted for a shell, with these options instead of what it had. */
 struct sw_remedy;
 void sw_print_command(int argc, char **argv, const struct sw_remedy *remedy, FILE *out);

@@ -179,7 +179,7 @@ void sw_options_print(const struct sw_parsed *parsed, const void *target, FILE *
 
 /* ---- the command line again ---- */
 
-static void print_quoted(const char *text, FILE *out) {
+void sw_print_quoted(const char *text, FILE *out) {
     if (text[0] && strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "_-+=.,:/%@") == strlen(text)) {
         fprintf(out, " %s", text);
@@ -202,10 +202,10 @@ static int is_replaced(const char *argument, const struct sw_remedy *remedy) {
 }
 
 void sw_print_command(int argc, char **argv, const struct sw_remedy *remedy, FILE *out) {
-    print_quoted(argv[0], out);
+    sw_print_quoted(argv[0], out);
     for (int i = 1; i < argc; i++) {
         if (!is_replaced(argv[i], remedy))
-            print_quoted(argv[i], out);
+            sw_print_quoted(argv[i], out);
         else if (!strchr(argv[i], '='))
             i++; /* its value */
     }

@@ -68,7 +68,8 @@ void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
     snprintf(line, sizeof(line),
              "step %llu/%llu  loss %.4f  grad norm %.3f  %.0f tokens/s  %.3f s/step  %s left"
              "  clock %s %.0f%%  device %s host %s nvme %s",
-             (unsigned long long)r->step, (unsigned long long)r->steps, r->loss, r->grad_norm,
+             (unsigned long long)r->step, (unsigned long long)r->steps, sw_unsigned_nan(r->loss),
+             sw_unsigned_nan(r->grad_norm),
              p->step_s_mean > 0 ? (double)r->tokens / p->step_s_mean : 0, p->step_s_mean, left,
              sw_lane_name(r->step_clock), 100 * r->clock_share, memory[SW_TIER_DEVICE],
              memory[SW_TIER_HOST], memory[SW_TIER_NVME]);

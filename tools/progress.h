@@ -2,7 +2,13 @@
  * line every few seconds. One thread. */
 #ifndef TOOLS_PROGRESS_H
 #define TOOLS_PROGRESS_H
+#include <math.h>
 #include "engine/trainer.h"
+
+/* printf() writes the sign of what is no number. */
+static inline double sw_unsigned_nan(double value) {
+    return isnan(value) ? (double)NAN : value;
+}
 
 struct sw_progress {
     int live, line_open; /* a terminal; an unfinished live line stands on it */

@@ -244,7 +244,9 @@ int sw_report_compute(struct sw_report_trace *trace, struct sw_report_figures *f
               by_time);
     find_extent(trace, f);
     const int ret = compute(trace, f);
-    if (ret < 0) sw_error("not enough memory for the figures of %u tasks", trace->task_count);
+    if (ret < 0)
+        sw_error("not enough memory for the figures of %u task%s", trace->task_count,
+                 trace->task_count == 1 ? "" : "s");
     return ret;
 }
 

@@ -329,8 +329,8 @@ static int judge(struct reader *r, int ret, const char *path) {
     if (ret == -ENODATA && r->found_events) {
         r->trace->truncated = 1;
         sw_warning("%s ends in the middle, as the trace of a run that was killed: %" PRIu32
-                   " tasks are there",
-                   path, r->trace->task_count);
+                   " task%s there",
+                   path, r->trace->task_count, r->trace->task_count == 1 ? " is" : "s are");
         return 0;
     }
     if (ret == -ENODATA) {
