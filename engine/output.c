@@ -197,8 +197,12 @@ int sw_output_check_kind(const char *option, const char *path, int replaced) {
     return 0;
 }
 
-int sw_output_check_folder(const char *option, const char *path) {
+int sw_output_check_folder(const char *option, const char *path, const char *model_dir) {
     struct stat st;
+    if (is_same_or_inside(path, model_dir)) {
+        sw_error("%s %s is the model's own folder or lies in it; choose another", option, path);
+        return -EEXIST;
+    }
     int ret = 0;
     if (stat(path, &st) < 0)
         ret = -errno;

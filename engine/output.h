@@ -24,12 +24,13 @@ int sw_output_is_input(const char *option, const char *path, const char *const *
                        const char *model_dir);
 
 /* Checks before a run that a file can be made (path NULL: none is asked for), or that a folder is
- * there and writable. `option` is named in the error. Change nothing. 0 or -errno, reported. */
+ * there, writable and outside the model's. `option` is named in the error. Change nothing. 0 or
+ * -errno, reported. */
 int sw_output_check_file(const char *option, const char *path);
 /* That no folder is there; nor, where the file is `replaced` (written as PATH.partial, then
  * renamed), a device, a pipe or a link to one, in whose place a file would come to be. */
 int sw_output_check_kind(const char *option, const char *path, int replaced);
-int sw_output_check_folder(const char *option, const char *path);
+int sw_output_check_folder(const char *option, const char *path, const char *model_dir);
 
 /* Whether a whole model lies in `out`. */
 int sw_output_has_model(const char *out);

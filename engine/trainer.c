@@ -165,7 +165,7 @@ static int check_outputs(const struct sw_trainer *t) {
     }
     if (ret == 0) ret = sw_output_is_input("--trace", o->trace, &o->log, 1, o->model);
     for (uint32_t i = 0; i < o->nvme_count && ret == 0; i++)
-        ret = sw_output_check_folder("--nvme", o->nvme[i]);
+        ret = sw_output_check_folder("--nvme", o->nvme[i], o->model);
     return ret;
 }
 

@@ -267,6 +267,16 @@ def an_nvme_folder_that_is_a_file():
 
 
 @t.test
+def an_nvme_folder_of_the_model():
+    with t.folder() as tmp:
+        model = copy_model(tmp)
+        os.mkdir(model + "/store")
+        for path in (model, model + "/store", model + "/store/../"):
+            refused(tmp, 1, ["--nvme " + path, "the model's own folder"], "--optimizer", "nvme",
+                    "--nvme", path, model=model)
+
+
+@t.test
 def an_nvme_folder_that_is_read_only():
     with t.folder() as tmp, mounted(tmp + "/drive", "ro,size=64m") as drive:
         refused(tmp, 1, [drive, "ead-only"], "--optimizer", "nvme", "--nvme", drive)
