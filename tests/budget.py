@@ -138,6 +138,7 @@ def turns_that_cannot_be_built_are_named():
         t.skip("sanitizers take address space")
     with t.folder() as tmp:
         run = t.train(tmp + "/out", "--seq-len", 1, "--accumulate", 65536, "--dry-run",
+                      "--threads", 1, "--device-threads", 1,
                       preexec=lambda: resource.setrlimit(resource.RLIMIT_AS, (500 << 20,) * 2))
         t.equal(run.rc, 1, "exit status", run)
         t.contains(run.stderr, "turns of a step could not be built", "the message", run)
