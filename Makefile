@@ -66,6 +66,21 @@ $(call required,ISA-L,$(call probe,isa-l/crc.h,-lisal))
 $(call required,toml++,$(call probexx,toml++/toml.h,))
 endif
 
+# Runs of several processes need a plugin, and only the plugin needs Open MPI, whose own compiler
+# command tells where it is. WITH_MPI=no leaves it out.
+MPICC    ?= $(or $(shell command -v mpicc.openmpi),$(shell command -v mpicc))
+mpi_flags := $(if $(MPICC),$(patsubst -I%,-isystem%,$(shell $(MPICC) --showme:compile 2>/dev/null)))
+mpi_libs  := $(if $(MPICC),$(shell $(MPICC) --showme:link 2>/dev/null))
+mpi_probe  = $(if $(mpi_libs),$(call probe,mpi.h,$(mpi_flags) $(mpi_libs)),no)
+ifneq ($(builds),)
+ifeq ($(origin WITH_MPI),undefined)
+WITH_MPI := $(mpi_probe)
+endif
+ifeq ($(WITH_MPI)$(PROBE),no1)
+$(info no Open MPI here, so no libspillway_mpi.so: runs of several processes need it ('make deps'))
+endif
+endif
+
 # What this machine has, a line each. CUDA and NCCL are optional; this version does not use them.
 CUDA_HOME ?= /usr/local/cuda
 cuda_at   = -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
@@ -81,6 +96,7 @@ probes:
 	$(call said,toml++,required,$(call probexx,toml++/toml.h,))
 	$(call said,cmocka,tests,$(call probe,stdarg.h>\n$(hash)include <stddef.h>\n$(hash)include \
 	  <setjmp.h>\n$(hash)include <stdint.h>\n$(hash)include <cmocka.h,-lcmocka))
+	$(call said,'Open MPI',optional,$(mpi_probe))
 	$(call said,CUDA,optional,$(call probe,cuda_runtime_api.h,$(cuda_at) -lcudart))
 	$(call said,NCCL,optional,$(call probe,nccl.h,$(cuda_at) -lnccl))
 .PHONY: probes
@@ -95,7 +111,7 @@ isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 isas       := scalar avx2 avx512
 
 isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
-lib_srcs := $(filter-out $(isa_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
+lib_srcs := $(filter-out $(isa_srcs) engine/collective_mpi.c,$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
               kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 # Sanitizers have their own malloc.
@@ -105,12 +121,14 @@ tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
 preloads := $(patsubst %.c,$(O)/%.so,$(wildcard tests/preload/*.c))
 # adam_peer.c is a library's, built by tests/bench/adam_peers.py.
 bench_tools := $(patsubst %.c,$(O)/%,$(filter-out %/adam_peer.c,$(wildcard tests/bench/*.c)))
-test_support := $(patsubst %,$(O)/%.o,$(wildcard tests/support_*.c))
+# support_world.c is a program that tests/world.py runs.
+test_support := $(patsubst %,$(O)/%.o,$(filter-out %_world.c,$(wildcard tests/support_*.c)))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
+plugins  := $(if $(filter yes,$(WITH_MPI)),$(dir $(program))libspillway_mpi.so)
 
-all: $(program)
+all: $(program) $(plugins)
 	@:
-tests: $(program) $(tests) $(preloads)
+tests: $(program) $(plugins) $(tests) $(preloads) $(O)/tests/support_world
 
 $(program): $(tool_objs) $(O)/libspillway.a
 	@echo "  LINK  $@"
@@ -123,6 +141,15 @@ $(O)/libspillway.a: $(lib_objs)
 $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
+
+# Not in the library: whoever links that needs no MPI.
+$(O)/engine/collective_mpi.c.o: cflags += -fPIC $(mpi_flags)
+$(dir $(program))libspillway_mpi.so: $(O)/engine/collective_mpi.c.o
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) -shared $< $(mpi_libs) -o $@
+$(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a $(plugins)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) $(libs) -o $@
 
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
 $(O)/tests/preload/%.so: tests/preload/%.c tests/support_file_name.h Makefile

@@ -96,7 +96,11 @@ class Variant:
         if not self.test.endswith(".py"):
             return [f"build/{self.config}/{self.test}"]
         release = self.config == "release"
-        return ["build/spillway" if release else f"build/{self.config}/spillway"]
+        targets = ["build/spillway" if release else f"build/{self.config}/spillway"]
+        support = self.test.replace("tests/", "tests/support_")[:-len(".py")]
+        if os.path.exists(os.path.join(COPY, support + ".c")):  # a program that it runs
+            targets.append(f"build/{self.config}/{support}")
+        return targets
 
 
 def write(path, text):
