@@ -166,7 +166,8 @@ def environment(config):
     env["LC_ALL"] = "C.UTF-8"
     if config == "asan":
         env["ASAN_OPTIONS"] = "detect_leaks=1:strict_string_checks=1:exitcode=99"
-        env["LSAN_OPTIONS"] = "print_suppressions=0"
+        supp = os.path.join(ROOT, "tests", "lsan.supp")
+        env["LSAN_OPTIONS"] = f"suppressions={supp}:print_suppressions=0"
         env["UBSAN_OPTIONS"] = "print_stacktrace=1:halt_on_error=1"
     if config == "tsan":
         supp = os.path.join(ROOT, "tests", "tsan.supp")

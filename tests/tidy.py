@@ -135,7 +135,7 @@ def tests_are_run():
     sys.dont_write_bytecode = True
     import run
     names = {os.path.relpath(p.source, ROOT) for p in run.find_programs("release", [])}
-    tools = {"tests/" + n for n in run.TOOLS} | {"tests/tsan.supp"}
+    tools = {"tests/" + n for n in run.TOOLS} | {"tests/tsan.supp", "tests/lsan.supp"}
     # What takes long is named by the Makefile, by its script, or by a program beside it.
     elsewhere = "".join(read(n) for n in SOURCES
                         if n.startswith(("scripts/", "tests/bench/")) or n == "Makefile")
