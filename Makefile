@@ -111,8 +111,8 @@ isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 isas       := scalar avx2 avx512
 
 isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
-lib_srcs := $(filter-out $(isa_srcs) engine/collective_mpi.c,$(wildcard base/*.c cpu_adam/*.c nvme/*.c kernels/*.c \
-              kernels/host/*.c offload/*.c engine/*.c))
+lib_srcs := $(filter-out $(isa_srcs) engine/collective_mpi.c,$(wildcard base/*.c cpu_adam/*.c \
+              nvme/*.c kernels/*.c kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 # Sanitizers have their own malloc.
 tool_objs := $(patsubst %,$(O)/%.o,$(filter-out $(if $(san),tools/alloc_hooks.c), \

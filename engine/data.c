@@ -197,6 +197,14 @@ void sw_data_fill(const struct sw_data *data, uint64_t row, int32_t *inputs, int
         memset(mask, 1, data->seq_len);
 }
 
+uint64_t sw_data_counting(const struct sw_data *data, uint64_t row) {
+    assert(row < data->rows);
+    if (!data->mask) return data->seq_len;
+    uint64_t count = 0;
+    for (uint32_t i = 0; i < data->seq_len; i++) count += data->mask[row * data->seq_len + 1 + i];
+    return count;
+}
+
 /* Small files are hashed whole; of large ones 64 pieces of 64 KiB at even distances. */
 static void hash_samples(XXH64_state_t *state, const uint8_t *bytes, uint64_t length) {
     enum { PIECES = 64, PIECE_BYTES = 1 << 16 };

@@ -35,6 +35,9 @@ uint64_t sw_data_row(const struct sw_data *data, uint64_t position);
 void sw_data_fill(const struct sw_data *data, uint64_t row, int32_t *inputs, int32_t *targets,
                   uint8_t *mask);
 
+/* Tokens of a row that count. */
+uint64_t sw_data_counting(const struct sw_data *data, uint64_t row);
+
 /* A hash of the file's size and content samples: says "the same data". */
 uint64_t sw_data_fingerprint(const struct sw_data *data);
 

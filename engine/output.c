@@ -27,9 +27,16 @@ static const char *const ours[] = {"config.json",
                                    "*.partial"};
 
 /* Likewise; those that are there when a folder is emptied are of the run that begins. */
-static const char *const stores[] = {
-    SW_STORE_NAME ".[0-9]*.state", SW_STORE_NAME ".commit", SW_STORE_WEIGHTS ".[0-9]*.state",
-    SW_STORE_GRADIENTS ".[0-9]*.state", SW_STORE_INPUTS ".[0-9]*.state"};
+static const char *const stores[] = {SW_STORE_NAME ".[0-9]*.state",
+                                     SW_STORE_NAME ".commit",
+                                     SW_STORE_WEIGHTS ".[0-9]*.state",
+                                     SW_STORE_GRADIENTS ".[0-9]*.state",
+                                     SW_STORE_INPUTS ".[0-9]*.state",
+                                     SW_STORE_NAME "-p[0-9]*.[0-9]*.state",
+                                     SW_STORE_NAME "-p[0-9]*.commit",
+                                     SW_STORE_WEIGHTS "-p[0-9]*.[0-9]*.state",
+                                     SW_STORE_GRADIENTS "-p[0-9]*.[0-9]*.state",
+                                     SW_STORE_INPUTS "-p[0-9]*.[0-9]*.state"};
 
 static int is_one_of(const char *const *patterns, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++)

@@ -6,7 +6,8 @@
 #include "engine/model.h"
 #include "nvme/commit.h"
 
-/* Names of the stores beside the optimizer's (SW_STORE_NAME): what else of a run is on NVMe. */
+/* Names of the stores beside the optimizer's (SW_STORE_NAME): what else of a run is on NVMe. Those
+ * of further processes of a run have "-pN" behind them. */
 #define SW_STORE_WEIGHTS   "weights"
 #define SW_STORE_GRADIENTS "gradients"
 #define SW_STORE_INPUTS    "inputs"

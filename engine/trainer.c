@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "base/log.h"
 #include "base/size.h"
@@ -45,11 +46,11 @@ static int open_data(struct sw_trainer *t) {
 
 static void resolve_steps(struct sw_trainer *t) {
     struct sw_train_options *o = &t->options;
-    const uint64_t rows = (uint64_t)o->ranks * o->micro_batch * o->accumulate;
+    const uint64_t rows = (uint64_t)t->world_ranks * o->micro_batch * o->accumulate;
     if (o->steps == 0) o->steps = t->data.rows > rows ? t->data.rows / rows : 1; /* one epoch */
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
-    if (o->zero < 0) o->zero = o->ranks > 1 ? 3 : 0;
+    if (o->zero < 0) o->zero = t->world_ranks > 1 ? 3 : 0;
     if (o->overlap == SW_OVERLAP_AUTO)
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
 }
@@ -59,7 +60,8 @@ static int open_rank(struct sw_trainer *t, uint32_t index) {
     const struct sw_host_device_options options = {
         .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     r->t = t;
-    r->index = r->shard = index;
+    r->index = index;
+    r->shard = t->first_rank + index;
     const int ret = sw_device_host_open(&r->device, &options);
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
 }
@@ -83,8 +85,10 @@ static int open_devices(struct sw_trainer *t) {
 
 static int open_group(struct sw_trainer *t) {
     struct sw_comm_handle handles[SW_RANKS_MAX];
-    if (t->rank_count == 1) return 0;
-    const int ret = sw_comm_open_host(handles, t->rank_count, t->options.rank_timeout_s);
+    const double timeout_s = t->options.rank_timeout_s;
+    if (t->world_ranks == 1) return 0;
+    const int ret = t->world ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
+                             : sw_comm_open_host(handles, t->rank_count, timeout_s);
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
     return ret;
 }
@@ -94,7 +98,7 @@ static void write_numerics_key(struct sw_trainer *t) {
     snprintf(t->numerics_key, sizeof(t->numerics_key),
              "ranks=%u micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=%s "
              "grad_dtype=%s moments=%s head_slice=%llu vocabulary_parts=%u operators=%s%s",
-             t->rank_count, o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
+             t->world_ranks, o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
              sw_dtype_name(o->reduce_dtype), sw_dtype_name(o->grad_dtype),
              o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
              (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens), t->model.parts,
@@ -176,8 +180,9 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     t->options = *options;
     t->hooks = *hooks;
     t->out_held = -1;
-    int ret = sw_trainer_find_commit(t);
-    if (ret == 0) ret = check_outputs(t);
+    int ret = sw_trainer_open_world(t);
+    if (ret == 0) ret = sw_trainer_find_commit(t);
+    if (ret == 0 && t->first_rank == 0) ret = check_outputs(t);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {
@@ -190,7 +195,9 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
         ret = sw_trainer_check_resume(t);
     }
     if (ret == 0) ret = build_turns(t);
+    if (ret == 0) ret = sw_trainer_agree(t);
     if (ret < 0) {
+        t->failed = 1;
         sw_trainer_close(t);
         return ret;
     }
@@ -244,28 +251,44 @@ static int check_space(const struct sw_trainer *t) {
                                  sw_starts_anew(t));
 }
 
-int sw_trainer_start(struct sw_trainer *t) {
-    int ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
+/* The first process takes the folder; others use it where their store lies in it. */
+static int take_output(struct sw_trainer *t) {
+    int ret = 0;
+    if (t->first_rank == 0) ret = sw_output_take(t->options.out, &t->out_made, &t->out_held);
+    if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, NULL, NULL, 0);
+    if (ret == 0 && t->first_rank) mkdir(t->options.out, 0777); /* on another node it is another */
+    return ret;
+}
+
+static int start(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    const int first = t->first_rank == 0;
+    int ret = take_output(t);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
     if (ret == 0) sw_trainer_drop_commit(t);
     if (ret == 0) sw_trainer_drop_scratch(t);
-    if (ret == 0) ret = check_space(t);
+    if (ret == 0 && first) ret = check_space(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) announce_team(t);
     if (ret == 0) announce_ranks(t);
-    if (ret == 0) ret = sw_trace_open(&t->trace, t->options.trace, t->rank_count);
-    if (ret == 0) sw_trace_machine(t->trace, &t->options);
+    if (ret == 0 && first) ret = sw_trace_open(&t->trace, o->trace, t->rank_count);
+    if (ret == 0) sw_trace_machine(t->trace, o);
     if (ret == 0) ret = open_group(t);
     if (ret == 0) ret = open_executor(t);
-    if (ret == 0 && sw_starts_anew(t))
-        ret = sw_output_empty(t->options.out, t->options.log, t->options.trace);
+    if (ret == 0 && first && sw_starts_anew(t)) ret = sw_output_empty(o->out, o->log, o->trace);
     return ret;
 }
 
-void sw_trainer_close(struct sw_trainer *t) {
-    if (!t) return;
+int sw_trainer_start(struct sw_trainer *t) {
+    const int ret = start(t);
+    t->failed |= ret < 0;
+    return ret;
+}
+
+int sw_trainer_close(struct sw_trainer *t) {
+    if (!t) return 0;
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
@@ -287,7 +310,10 @@ void sw_trainer_close(struct sw_trainer *t) {
     if (t->data_open) sw_data_close(&t->data);
     if (t->val_open) sw_data_close(&t->val);
     sw_model_close(&t->model);
+    struct sw_world *world = t->world;
+    const int failed = t->failed;
     free(t);
+    return sw_world_close(world, failed);
 }
 
 /* ---- what open found ---- */
@@ -308,6 +334,9 @@ const char *sw_trainer_store_mode(const struct sw_trainer *t) {
 }
 uint64_t sw_trainer_start_step(const struct sw_trainer *t) {
     return t->start_step;
+}
+int sw_trainer_is_first(const struct sw_trainer *t) {
+    return t->first_rank == 0;
 }
 int sw_trainer_done_before(const struct sw_trainer *t) {
     return t->done_before;

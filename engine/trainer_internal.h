@@ -20,6 +20,7 @@
 #include "engine/throttle.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
+#include "engine/world.h"
 #include "nvme/homes.h"
 #include "offload/arena.h"
 #include "offload/core_share.h"
@@ -52,6 +53,16 @@ struct step_record {
     atomic_int finished; /* the record is the trainer's thread's again */
     struct sw_run *run;
 };
+
+/* What a rank contributes to the verdict over a step. */
+struct rank_verdict {
+    double loss, squared; /* sums over its tokens, and over its shards' gradients */
+    int64_t bad_unit;     /* with a gradient that is not finite, or -1 */
+    struct sw_nonfinite bad;
+};
+
+/* Between the processes of a run: each for one thread at a time. */
+enum channel { CHANNEL_MAIN, CHANNEL_CONTROL, CHANNEL_COMMIT, CHANNEL_COUNT };
 
 struct chunk_state {
     struct sw_adam_range ranges[RANGES_MAX]; /* where tensors begin and end */
@@ -152,7 +163,12 @@ struct sw_trainer {
     struct sw_turn_shape shape;
     uint64_t step_rows, rank_rows, micro_tokens; /* rows: of a step, and each rank's of them */
     struct sw_rank *ranks;
-    uint32_t rank_count;   /* in this process */
+    uint32_t rank_count;    /* in this process */
+    struct sw_world *world; /* the processes of the run; NULL: this one alone */
+    struct sw_comm_handle channels[CHANNEL_COUNT];
+    uint32_t world_ranks, first_rank; /* of all processes; the first one here */
+    int stop_agreed, failed;
+    struct rank_verdict verdicts[SW_RANKS_MAX]; /* by rank; control lane */
     struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */
 
     char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
@@ -312,6 +328,28 @@ void sw_trainer_map(const struct sw_rank *r, uint32_t c, void *record, struct sw
 /* Bytes of a chunk's weights. */
 uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
 
+/* trainer_world.c: what processes do together. Alone all of it is nothing, or a copy. */
+int sw_trainer_open_world(struct sw_trainer *t);
+/* Whether all processes were asked for the same run; the first difference is reported. */
+int sw_trainer_agree(struct sw_trainer *t);
+/* all [processes][bytes] = every process's `mine`; bytes 0 waits for all. */
+int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,
+                     uint64_t bytes);
+/* Whether a stop was asked for, in any process: the trainer's thread, in all processes alike. */
+int sw_trainer_stop(struct sw_trainer *t);
+/* The step that all stores have a commit of; SW_NO_COMMIT where one has none. found: whether this
+ * process's has one, of `step`. */
+int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common);
+/* The first process saves and hashes; the others hand it what they have until it is done. */
+int sw_trainer_serve(struct sw_trainer *t);
+int sw_trainer_end_serving(struct sw_trainer *t, int ret);
+/* In the first process: weights, and records, of ranks of other processes. */
+int sw_trainer_fetch_remote(struct sw_trainer *t, uint32_t rank, uint32_t unit, uint64_t first,
+                            uint64_t end, void *out);
+int sw_trainer_record_remote(struct sw_trainer *t, uint32_t rank, uint32_t chunk, void *record);
+/* NAME of the first process, NAME-pN of another: stores may lie in one folder. */
+const char *sw_trainer_name(const struct sw_trainer *t, const char *name, char out[64]);
+
 /* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. 1: a
  * stop was asked for meanwhile. */
 int sw_trainer_load(struct sw_trainer *t);
@@ -322,6 +360,9 @@ void sw_trainer_round_masters(const struct sw_rank *r, uint32_t c, void *record,
 /* Puts the weights of t->weight_buffer where the chunk's are kept. */
 int sw_trainer_put_weights(struct sw_rank *r, uint32_t c);
 /* A sw_model_fetch over the working weights, wherever they are. */
+/* Elements [first, end) of a rank's shard of a unit. */
+int sw_trainer_fetch_shard(struct sw_rank *r, uint32_t unit, uint64_t first, uint64_t end,
+                           void *out);
 int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
                      void *out);
 

@@ -14,24 +14,22 @@ static_assert(SW_LANE_IN_FLIGHT_MAX <= SW_NVME_REQS_MAX, "every task in flight h
 
 /* ---- batch ---- */
 
-/* Row `row` of the data into place i of a rank's batch; the tokens of it that count. */
-static uint64_t fill_row(const struct sw_rank *r, const struct sw_data *data, uint64_t row,
-                         uint64_t i) {
+/* Row `row` of the data into place i of a rank's batch. */
+static void fill_row(const struct sw_rank *r, const struct sw_data *data, uint64_t row,
+                     uint64_t i) {
     const uint64_t T = r->t->options.seq_len;
-    uint64_t tokens = 0;
-    if (row >= data->rows) { /* past the end of the validation text: rows that do not count */
-        memset(r->stage_tokens + i * T, 0, T * sizeof(int32_t));
-        memset(r->stage_targets + i * T, 0, T * sizeof(int32_t));
-        memset(r->stage_mask + i * T, 0, T);
-        return 0;
+    if (row < data->rows) {
+        sw_data_fill(data, row, r->stage_tokens + i * T, r->stage_targets + i * T,
+                     r->stage_mask + i * T);
+        return;
     }
-    sw_data_fill(data, row, r->stage_tokens + i * T, r->stage_targets + i * T,
-                 r->stage_mask + i * T);
-    for (uint64_t j = 0; j < T; j++) tokens += r->stage_mask[i * T + j] != 0;
-    return tokens;
+    memset(r->stage_tokens + i * T, 0, T * sizeof(int32_t));
+    memset(r->stage_targets + i * T, 0, T * sizeof(int32_t));
+    memset(r->stage_mask + i * T, 0, T);
 }
 
-/* Each rank has the rows of the step that follow those of the rank before it. */
+/* Each rank has the rows of the step that follow those of the rank before it; all of them count,
+ * those of other processes, too. Rows past the end of the validation text do not. */
 static int fill(struct sw_trainer *t, struct sw_run *run) {
     const int eval = run->turn->kind == SW_TURN_EVAL;
     const struct sw_data *data = eval ? &t->val : &t->data;
@@ -39,7 +37,10 @@ static int fill(struct sw_trainer *t, struct sw_run *run) {
     for (uint64_t i = 0; i < t->step_rows; i++) {
         const uint64_t row =
             eval ? t->eval.next_row++ : sw_data_row(data, (run->step - 1) * t->step_rows + i);
-        tokens += fill_row(&t->ranks[i / t->rank_rows], data, row, i % t->rank_rows);
+        const uint64_t rank = i / t->rank_rows;
+        tokens += row < data->rows ? sw_data_counting(data, row) : 0;
+        if (rank >= t->first_rank && rank < t->first_rank + t->rank_count)
+            fill_row(&t->ranks[rank - t->first_rank], data, row, i % t->rank_rows);
     }
     if (eval)
         t->eval.tokens += tokens;
@@ -52,7 +53,8 @@ static int batch(struct sw_rank *r, struct sw_run *run, const struct sw_task *ta
                  struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
     const struct sw_device_ops *ops = r->device.ops;
-    if (sw_run_decide(run, sw_stop_asked(t))) return 0;
+    /* Processes agree on a stop before they push a step (sw_trainer_stop). */
+    if (sw_run_decide(run, !t->world && sw_stop_asked(t))) return 0;
     const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
     int ret =
         ops->copy_h2d(stream, r->batch_tokens + at, r->stage_tokens + at, n * sizeof(int32_t));
@@ -64,14 +66,10 @@ static int batch(struct sw_rank *r, struct sw_run *run, const struct sw_task *ta
 
 /* ---- verdicts ---- */
 
-/* Over a rank's micro-batches, then over the ranks. */
+/* Over the ranks, in their order. */
 static double loss_sum(const struct sw_trainer *t) {
     double sum = 0;
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        double own = 0;
-        for (uint32_t m = 0; m < t->options.accumulate; m++) own += t->ranks[i].host_loss_sums[m];
-        sum += own;
-    }
+    for (uint32_t i = 0; i < t->world_ranks; i++) sum += t->verdicts[i].loss;
     return sum;
 }
 
@@ -105,15 +103,35 @@ static struct sw_nonfinite bad_of(const struct sw_rank *r, uint32_t unit) {
     return sum;
 }
 
-/* The first unit (from the last one down, as gradients arrive) with a non-finite gradient, or -1;
- * and the first rank that has it. */
-static int64_t find_bad(const struct sw_trainer *t, const struct sw_rank **rank) {
-    for (uint32_t u = t->model.unit_count; u-- > 0;)
-        for (uint32_t i = 0; i < t->rank_count; i++) {
-            *rank = &t->ranks[i];
-            if (bad_of(*rank, u).count) return u;
-        }
-    return -1;
+/* What a rank's losses, norms and what is not finite among its gradients come to. */
+static struct rank_verdict judge(const struct sw_rank *r, int with_gradient) {
+    const struct sw_trainer *t = r->t;
+    struct rank_verdict v = {.bad_unit = -1};
+    for (uint32_t m = 0; m < t->options.accumulate; m++) v.loss += r->host_loss_sums[m];
+    for (uint32_t u = 0; with_gradient && u < t->model.unit_count; u++) {
+        const struct unit_norms *n = &r->norms[u];
+        for (uint64_t b = 0; b < n->block_count; b++) v.squared += n->block_sums[b];
+        const struct sw_nonfinite bad = bad_of(r, u);
+        if (bad.count == 0) continue; /* the last unit's counts: gradients arrive from there */
+        v.bad_unit = u;
+        v.bad = bad;
+    }
+    return v;
+}
+
+/* Of all ranks, here and in other processes. */
+static int collect_verdicts(struct sw_trainer *t, int with_gradient) {
+    struct rank_verdict mine[SW_RANKS_MAX];
+    for (uint32_t i = 0; i < t->rank_count; i++) mine[i] = judge(&t->ranks[i], with_gradient);
+    return sw_trainer_share(t, CHANNEL_CONTROL, t->verdicts, mine, t->rank_count * sizeof(mine[0]));
+}
+
+/* The rank with the first gradient that is not finite, from the last unit down, or -1. */
+static int64_t find_bad(const struct sw_trainer *t) {
+    int64_t rank = -1;
+    for (uint32_t i = 0; i < t->world_ranks; i++)
+        if (t->verdicts[i].bad_unit > (rank < 0 ? -1 : t->verdicts[rank].bad_unit)) rank = i;
+    return rank;
 }
 
 static void skip(struct step_record *record, const char *why) {
@@ -154,6 +172,8 @@ static int conclude(struct sw_trainer *t, struct step_record *record) {
 }
 
 static int gate(struct sw_trainer *t, struct sw_run *run) {
+    const int ret = collect_verdicts(t, 0);
+    if (ret < 0) return ret;
     if (run->turn->kind == SW_TURN_EVAL) {
         t->eval.loss_sum += loss_sum(t);
         return 0;
@@ -165,53 +185,47 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
 }
 
 /* Which gradient is not finite: the unit's count, and the tensor of the first value. */
-static const char *describe_bad(const struct sw_rank *r, uint32_t unit, char *out,
+static const char *describe_bad(const struct sw_trainer *t, uint32_t rank, char *out,
                                 size_t out_size) {
-    const struct sw_trainer *t = r->t;
-    const struct sw_nonfinite bad = bad_of(r, unit);
+    const struct rank_verdict *v = &t->verdicts[rank];
+    const uint32_t unit = (uint32_t)v->bad_unit;
     snprintf(out, out_size, "%llu gradients of %s are not finite, the first (%s) in %s, rank %u",
-             (unsigned long long)bad.count, t->model.units[unit].name, bad.is_nan ? "NaN" : "Inf",
-             tensor_name(t, unit, bad.first), r->shard);
+             (unsigned long long)v->bad.count, t->model.units[unit].name,
+             v->bad.is_nan ? "NaN" : "Inf", tensor_name(t, unit, v->bad.first), rank);
     return out;
 }
 
 /* Backward mode may have updated units already: such a gradient cannot be taken back. */
-static int refuse_bad(const struct sw_rank *r, uint64_t step, uint32_t unit) {
+static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t rank) {
     char what[160];
     sw_error(
         "step %llu: %s; with --overlap backward other units may already be updated, so the run "
         "stops (--overlap forward skips such steps)",
-        (unsigned long long)step, describe_bad(r, unit, what, sizeof(what)));
+        (unsigned long long)step, describe_bad(t, rank, what, sizeof(what)));
     return -EDOM;
 }
 
-/* Over a rank's blocks in the order of units, then over the ranks. */
+/* Over the ranks, in their order; each one's over its blocks in the order of units. */
 static double squared_norm(const struct sw_trainer *t) {
     double sum = 0;
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        double own = 0;
-        for (uint32_t u = 0; u < t->model.unit_count; u++) {
-            const struct unit_norms *n = &t->ranks[i].norms[u];
-            for (uint64_t b = 0; b < n->block_count; b++) own += n->block_sums[b];
-        }
-        sum += own;
-    }
+    for (uint32_t i = 0; i < t->world_ranks; i++) sum += t->verdicts[i].squared;
     return sum;
 }
 
 static int norm(struct sw_trainer *t, struct sw_run *run) {
     struct step_record *record = sw_record(t, run->step);
     const double clip = t->options.clip;
+    const int ret = collect_verdicts(t, 1);
+    if (ret < 0) return ret;
     const double value = sqrt(squared_norm(t));
-    const struct sw_rank *rank = NULL;
     record->report.grad_norm = value;
-    const int64_t bad = find_bad(t, &rank);
+    const int64_t bad = find_bad(t);
     if (t->shape.overlap == SW_OVERLAP_BACKWARD)
-        return bad >= 0 && record->apply ? refuse_bad(rank, record->step, (uint32_t)bad) : 0;
+        return bad >= 0 && record->apply ? refuse_bad(t, record->step, (uint32_t)bad) : 0;
     check_loss(t, record);
     if (record->apply && bad >= 0) {
         char why[160];
-        skip(record, describe_bad(rank, (uint32_t)bad, why, sizeof(why)));
+        skip(record, describe_bad(t, (uint32_t)bad, why, sizeof(why)));
     }
     /* torch.nn.utils.clip_grad_norm_: clip / (norm + 1e-6), at most 1. */
     record->factor = clip > 0 && value > 0 ? fmin(1.0, clip / (value + 1e-6)) : 1.0;
@@ -567,6 +581,7 @@ static void lanes_abort(void *ctx, int error) {
     struct sw_trainer *t = ctx;
     for (uint32_t i = 0; i < t->rank_count; i++)
         if (t->ranks[i].comm.comm) t->ranks[i].comm.ops->abort(t->ranks[i].comm.comm, error);
+    sw_world_abort(t->world, error);
 }
 
 const struct sw_executor_ops sw_trainer_lanes = {.enter = sw_trainer_enter_lane,

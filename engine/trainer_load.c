@@ -51,8 +51,8 @@ static int get_weights(struct sw_rank *r, uint32_t c, uint64_t first, uint64_t c
     return 0;
 }
 
-/* Elements [first, end) of a rank's shard of a unit. */
-static int fetch_shard(struct sw_rank *r, uint32_t unit, uint64_t first, uint64_t end, void *out) {
+int sw_trainer_fetch_shard(struct sw_rank *r, uint32_t unit, uint64_t first, uint64_t end,
+                           void *out) {
     const struct sw_placement *p = &r->t->placement;
     const uint64_t element = sw_dtype_bytes(r->t->options.dtype);
     int ret = 0;
@@ -73,12 +73,14 @@ int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, e
     const uint64_t element = sw_dtype_bytes(t->options.dtype);
     if (dtype != t->options.dtype) return -EINVAL;
     int ret = 0;
-    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) {
-        const uint64_t begins = sw_shard_first(&t->ranks[i], unit), ends = begins + shard;
+    for (uint32_t i = 0; i < t->world_ranks && ret == 0; i++) {
+        const uint64_t begins = i * shard, ends = begins + shard;
         if (ends <= first || begins >= end) continue;
         const uint64_t from = first > begins ? first : begins, to = end < ends ? end : ends;
-        ret = fetch_shard(&t->ranks[i], unit, from - begins, to - begins,
-                          (char *)out + (from - first) * element);
+        char *place = (char *)out + (from - first) * element;
+        ret = i < t->rank_count /* the first process's */
+                  ? sw_trainer_fetch_shard(&t->ranks[i], unit, from - begins, to - begins, place)
+                  : sw_trainer_fetch_remote(t, i, unit, from - begins, to - begins, place);
     }
     return ret;
 }
@@ -201,7 +203,7 @@ int sw_trainer_load(struct sw_trainer *t) {
         ret = load_chunk(&t->ranks[i % t->rank_count], c, record);
         t->loaded_bytes += load_bytes(t, c);
         sw_trainer_progress(t, SW_LOADING, t->loaded_bytes, total);
-        if (ret == 0 && sw_stop_asked(t)) ret = 1;
+        if (ret == 0 && !t->world && sw_stop_asked(t)) ret = 1;
     }
     free(record);
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)

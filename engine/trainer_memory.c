@@ -12,6 +12,8 @@ enum { PAGE = 4096 };
 /* What a run takes of the host's memory beyond its pools: the program with its libraries, and per
  * chunk turns, events and tables. Measured as peak private memory less the pools, rounded up. */
 enum { PROGRAM_BYTES = 24000000, PROGRAM_BYTES_PER_CHUNK = 12000 };
+/* And what the matrix library and the teams of each further rank keep. */
+enum { PROGRAM_BYTES_PER_RANK = 13000000 };
 
 /* Likewise for a task that each micro-batch has: in a turn, and for each rank its events and the
  * times of the runs that are kept. A run has three turns that train, and two that evaluate. */
@@ -59,7 +61,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
     struct sw_placement_input in = {
         .order = sw_model_order(&t->model),
         .micro_count = o->accumulate,
-        .shards = t->rank_count,
+        .shards = t->world_ranks,
         .local_ranks = t->rank_count,
         .whole_weights = o->zero < 3,
         .unit_elements = t->shard_elements,
@@ -75,7 +77,8 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
     };
     const uint64_t chunks = sw_placement_chunks(&in);
-    in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK + eval_bytes(t, o);
+    in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK + eval_bytes(t, o) +
+                       (t->rank_count - 1) * (uint64_t)PROGRAM_BYTES_PER_RANK;
     in.task_bytes = TRAIN_TURNS * TASK_BYTES_PER_TURN + t->rank_count * TASK_BYTES_PER_RANK;
     for (int whole = 0; whole < 2; whole++)
         in.workspace_bytes[whole] = llama_bytes(t, o, whole) + small_bytes(t, o, chunks);
@@ -116,11 +119,11 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
     t->micro_tokens = micro_tokens(o);
     t->rank_rows = (uint64_t)o->micro_batch * o->accumulate;
-    t->step_rows = t->rank_count * t->rank_rows;
+    t->step_rows = t->world_ranks * t->rank_rows;
     t->shard_elements = calloc(t->model.unit_count, sizeof(*t->shard_elements));
     if (!t->shard_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        t->shard_elements[u] = shard_of(t->model.units[u].count, t->rank_count);
+        t->shard_elements[u] = shard_of(t->model.units[u].count, t->world_ranks);
     struct sw_shortfall shortfall;
     const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;

@@ -54,7 +54,9 @@ static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
 static void add_up_ranks(const struct sw_trainer *t, struct step_record *record) {
     struct sw_step_report *r = &record->report;
     for (uint32_t i = 0; i < t->rank_count; i++) {
-        for (int k = 0; k < SW_BYTES_COUNT; k++) r->bytes[k] += record->bytes[i][k];
+        /* Other processes' ranks move as much. */
+        for (int k = 0; k < SW_BYTES_COUNT; k++)
+            r->bytes[k] += record->bytes[i][k] * (t->world_ranks / t->rank_count);
         for (int l = 0; l < SW_LANE_COUNT; l++) {
             const int alone = sw_lane_on_device((enum sw_lane)l);
             const double busy_s = (double)record->busy_ns[i][l] * 1e-9;
@@ -130,7 +132,8 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     t->fetched_chunk = UINT32_MAX; /* its weights change now */
     t->last_end_ns = sw_now_ns();
     trace_memory(t, t->last_end_ns);
-    for (; ret == 0 && end <= to && !sw_stop_asked(t); end++) ret = push_step(t, from, end, &last);
+    for (; ret == 0 && end <= to && !sw_trainer_stop(t); end++)
+        ret = push_step(t, from, end, &last);
     if (ret == 0 && last && t->late_tasks)
         ret = push(t, end == from + 1 ? &t->drain_first : &t->drain, end, last, end);
     while (ret == 0 && sw_executor_active(t->executor) > 0) {
@@ -157,10 +160,10 @@ static int evaluate(struct sw_trainer *t, uint64_t step) {
             if (ret < 0) return ret;
         }
         sw_trainer_progress(t, SW_EVALUATING, i * t->step_rows, t->val.rows);
-        if (sw_stop_asked(t)) break;
+        if (sw_trainer_stop(t)) break;
     }
     const int ret = sw_executor_idle(t->executor);
-    if (ret == 0 && !sw_stop_asked(t) && t->hooks.on_eval)
+    if (ret == 0 && !sw_trainer_stop(t) && t->hooks.on_eval)
         t->hooks.on_eval(t->hooks.ctx, step, t->eval.loss_sum / (double)t->eval.tokens,
                          t->eval.tokens);
     return ret;
@@ -178,8 +181,10 @@ static int fetch_and_tell(void *ctx, uint32_t unit, uint64_t first, uint64_t cou
 }
 
 static int save_step(struct sw_trainer *t, uint64_t step, const char *dir) {
+    if (t->first_rank) return sw_trainer_serve(t);
     t->saved_bytes = 0;
-    const int ret = sw_output_save(&t->model, dir, t->options.dtype, fetch_and_tell, t);
+    const int ret = sw_trainer_end_serving(
+        t, sw_output_save(&t->model, dir, t->options.dtype, fetch_and_tell, t));
     if (ret == 0 && t->hooks.on_saved) t->hooks.on_saved(t->hooks.ctx, step, dir);
     return ret;
 }
@@ -201,8 +206,10 @@ static int save_stopped(struct sw_trainer *t, uint64_t step) {
 
 static int save_final(struct sw_trainer *t) {
     if (t->options.sim.flops) return 0; /* nothing was trained */
+    if (t->first_rank) return sw_trainer_serve(t);
     t->saved_bytes = 0;
-    const int ret = sw_model_save(&t->model, t->options.out, t->options.dtype, fetch_and_tell, t);
+    const int ret = sw_trainer_end_serving(
+        t, sw_model_save(&t->model, t->options.out, t->options.dtype, fetch_and_tell, t));
     if (ret == 0 && t->hooks.on_saved)
         t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);
     return ret;
@@ -222,17 +229,17 @@ static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
     return stop;
 }
 
-int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
+static int run(struct sw_trainer *t, uint64_t *stopped_at) {
     const struct sw_train_options *o = &t->options;
     uint64_t step = t->start_step;
     int ret = t->val_open && step == 0 ? evaluate(t, 0) : 0;
-    while (ret == 0 && step < o->steps && !sw_stop_asked(t)) {
+    while (ret == 0 && step < o->steps && !sw_trainer_stop(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
         if (ret == 0 && step > t->start_step &&
-            (sw_stop_asked(t) || (o->keep_store && step == o->steps) ||
+            (sw_trainer_stop(t) || (o->keep_store && step == o->steps) ||
              (o->commit_every && step % (uint64_t)o->commit_every == 0)))
             ret = sw_trainer_commit_idle(t, step);
-        if (ret < 0 || sw_stop_asked(t)) break;
+        if (ret < 0 || sw_trainer_stop(t)) break;
         if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))
             ret = evaluate(t, step);
         if (ret == 0 && o->save_every && step % o->save_every == 0 && step < o->steps)
@@ -251,6 +258,12 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
     }
     ret = step > 0 ? save_stopped(t, step) : 0;
     return ret < 0 ? ret : 1;
+}
+
+int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
+    const int ret = run(t, stopped_at);
+    t->failed |= ret < 0;
+    return ret;
 }
 
 /* ---- digest ---- */
@@ -274,6 +287,17 @@ static void hash_chunk(const struct sw_rank *r, uint32_t c, void *record, XXH3_s
     }
 }
 
+static int hash_record(struct sw_trainer *t, uint32_t rank, uint32_t c, char *record,
+                       XXH3_state_t *hashes[3]) {
+    struct sw_rank r =
+        t->ranks[rank < t->rank_count ? rank : 0]; /* the first process's, or like it */
+    r.shard = rank;
+    const int ret = rank < t->rank_count ? sw_trainer_read_record(&t->ranks[rank], c, record)
+                                         : sw_trainer_record_remote(t, rank, c, record);
+    if (ret == 0) hash_chunk(&r, c, record, hashes);
+    return ret;
+}
+
 /* Shard by shard of each unit, so that the elements come in their order. */
 static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
     const struct sw_placement *p = &t->placement;
@@ -284,12 +308,10 @@ static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
     if (!record) return -ENOMEM;
     int ret = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        for (uint32_t i = 0; i < t->rank_count; i++)
+        for (uint32_t i = 0; i < t->world_ranks; i++)
             for (uint32_t c = p->unit_first_chunk[u]; c < p->unit_first_chunk[u + 1] && ret == 0;
-                 c++) {
-                ret = sw_trainer_read_record(&t->ranks[i], c, record);
-                if (ret == 0) hash_chunk(&t->ranks[i], c, record, hashes);
-            }
+                 c++)
+                ret = hash_record(t, i, c, record, hashes);
     free(record);
     return ret;
 }
@@ -313,6 +335,7 @@ static int hash_weights(struct sw_trainer *t, XXH3_state_t *hash) {
 int sw_trainer_digest(struct sw_trainer *t, struct sw_digest *digest) {
     XXH3_state_t *hashes[4] = {0};
     int ret = 0;
+    if (t->first_rank) return sw_trainer_serve(t);
     for (int i = 0; i < 4; i++) {
         hashes[i] = XXH3_createState();
         if (!hashes[i])
@@ -322,6 +345,8 @@ int sw_trainer_digest(struct sw_trainer *t, struct sw_digest *digest) {
     }
     if (ret == 0) ret = hash_state(t, hashes);
     if (ret == 0) ret = hash_weights(t, hashes[3]);
+    ret = sw_trainer_end_serving(t, ret);
+    t->failed |= ret < 0;
     if (ret == 0)
         *digest = (struct sw_digest){XXH3_64bits_digest(hashes[0]), XXH3_64bits_digest(hashes[1]),
                                      XXH3_64bits_digest(hashes[2]), XXH3_64bits_digest(hashes[3])};

@@ -71,10 +71,11 @@ static int open_files(struct sw_trainer *t, enum spill spill, uint32_t records) 
         s->record_of[i] = record++;
     }
     uint32_t folder_count;
+    char name[64];
     const struct sw_nvme_options options = {
         .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
-        .name = names[spill],
+        .name = sw_trainer_name(t, names[spill], name),
         .record_bytes = rounded,
         .chunk_count = records,
         .homes = 1,
@@ -131,9 +132,11 @@ void sw_trainer_close_spills(struct sw_trainer *t) {
 
 void sw_trainer_drop_scratch(const struct sw_trainer *t) {
     uint32_t count;
+    char name[64];
     const char *const *folders = sw_trainer_folders(t, &count);
     for (int spill = 0; spill < SPILL_COUNT; spill++)
-        if (!t->spills[spill].store) sw_nvme_remove(folders, count, names[spill]);
+        if (!t->spills[spill].store)
+            sw_nvme_remove(folders, count, sw_trainer_name(t, names[spill], name));
 }
 
 static int refuse(const struct spill_store *s, uint32_t record, const char *what, uint64_t step,

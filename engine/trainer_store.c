@@ -98,10 +98,11 @@ static int open_files(struct sw_trainer *t) {
     if (!bytes) return -ENOMEM;
     for (uint32_t i = 0; i < count; i++) bytes[i] = p->chunks[i / t->rank_count].record_bytes;
     uint32_t folder_count;
+    char name[64];
     const struct sw_nvme_options options = {
         .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
-        .name = SW_STORE_NAME,
+        .name = sw_trainer_name(t, SW_STORE_NAME, name),
         .record_bytes = bytes,
         .chunk_count = count,
         .homes = t->input.homes,
@@ -142,14 +143,16 @@ static int open_queues(struct sw_trainer *t) {
 int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     uint32_t count;
+    char name[64];
     const char *const *folders = sw_trainer_folders(t, &count);
     int ret = p->store_bytes ? choose_drives(t, folders, count) : 0;
     if (ret == 0) ret = sw_trainer_open_spills(t);
     if (ret < 0 || t->input.homes == 0) return ret;
     ret = open_files(t);
     if (ret == 0 && t->input.homes == 2)
-        ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t), SW_STORE_NAME,
-                              sw_trainer_store_chunks(t), !t->resuming);
+        ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t),
+                              sw_trainer_name(t, SW_STORE_NAME, name), sw_trainer_store_chunks(t),
+                              !t->resuming);
     if (ret == 0)
         ret =
             sw_homes_open(&t->homes, sw_trainer_store_chunks(t), t->resuming ? &t->resumed : NULL);
@@ -172,19 +175,22 @@ void sw_trainer_close_store(struct sw_trainer *t) {
     sw_homes_close(&t->homes);
 }
 
-void sw_trainer_drop_commit(const struct sw_trainer *t) {
+static void remove_store(const struct sw_trainer *t) {
     uint32_t count;
+    char name[64];
     const char *const *folders = sw_trainer_folders(t, &count);
+    const char *own = sw_trainer_name(t, SW_STORE_NAME, name);
+    if (t->store || sw_nvme_remove(folders, count, own) == 0)
+        sw_commit_remove(sw_trainer_store_folder(t), own);
+}
+
+void sw_trainer_drop_commit(const struct sw_trainer *t) {
     if (!sw_starts_anew(t) || t->journal) return; /* a journal begins anew by itself */
-    if (t->store || sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
-        sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
+    remove_store(t);
 }
 
 void sw_trainer_forget_store(const struct sw_trainer *t) {
-    uint32_t count;
-    const char *const *folders = sw_trainer_folders(t, &count);
-    if (sw_nvme_remove(folders, count, SW_STORE_NAME) == 0)
-        sw_commit_remove(sw_trainer_store_folder(t), SW_STORE_NAME);
+    remove_store(t);
     sw_trainer_drop_scratch(t);
 }
 
@@ -205,9 +211,12 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
                  strerror(-ret), last);
         return ret;
     }
-    t->committed_step = step;
     atomic_fetch_add(&t->written_bytes, sw_journal_place_bytes(t->journal));
-    return 0;
+    /* One for all: until every process has its record, nobody overwrites what the one before
+     * names, so that all of them can go back to it. */
+    const int met = sw_trainer_share(t, CHANNEL_COMMIT, NULL, NULL, 0);
+    if (met == 0) t->committed_step = step;
+    return met;
 }
 
 static uint64_t payload_bytes(const struct sw_trainer *t, uint32_t c) {
@@ -312,11 +321,36 @@ static int check_identity(struct sw_trainer *t, const struct sw_commit *commit) 
     return -EINVAL;
 }
 
+/* A crash may have left a store one commit ahead of another process's: it goes back. */
+static int meet_commits(struct sw_trainer *t, const char *name, int *found) {
+    struct sw_commit *commit = &t->resumed;
+    uint64_t common;
+    int ret = sw_trainer_common_step(t, *found, commit->step, &common);
+    if (ret < 0 || *found == 0 || commit->step == common) return ret;
+    free(commit->entries);
+    commit->entries = NULL;
+    *found = 0;
+    if (common == SW_NO_COMMIT) { /* another one has none: this was the first */
+        sw_commit_remove(sw_trainer_store_folder(t), name);
+        return 0;
+    }
+    ret = sw_commit_rewind(sw_trainer_store_folder(t), name, common);
+    if (ret == 0) ret = sw_commit_read(sw_trainer_store_folder(t), name, commit);
+    if (ret < 0) return ret;
+    *found = ret == 1 && commit->step == common;
+    if (*found) return 0;
+    sw_error("the store in %s has no commit of step %llu, which the other processes go on from",
+             sw_trainer_store_folder(t), (unsigned long long)common);
+    return -EINVAL;
+}
+
 int sw_trainer_find_commit(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
+    char buffer[64];
+    const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
     t->committed_step = SW_NO_COMMIT;
     struct sw_commit *commit = &t->resumed;
-    const int found = sw_commit_read(sw_trainer_store_folder(t), SW_STORE_NAME, commit);
+    int found = sw_commit_read(sw_trainer_store_folder(t), name, commit);
     if (found < 0 || o->restart) {
         if (found == 1) free(commit->entries);
         commit->entries = NULL;
@@ -328,9 +362,14 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
                  sw_trainer_store_folder(t), (unsigned long long)commit->step, commit->note);
         return -EEXIST;
     }
+    const int ret = o->resume ? meet_commits(t, name, &found) : 0;
+    if (ret < 0) return ret;
     t->resuming = found == 1;
-    t->done_before = o->resume && !found && sw_output_has_model(o->out);
-    return 0;
+    if (!o->resume) return 0;
+    int done[SW_RANKS_MAX], mine = !found && sw_output_has_model(o->out);
+    const int shared = sw_trainer_share(t, CHANNEL_MAIN, done, &mine, sizeof(mine));
+    t->done_before = shared == 0 && done[0];
+    return shared;
 }
 
 int sw_trainer_check_resume(struct sw_trainer *t) {

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "engine/world_internal.h"
 
 enum {
@@ -56,6 +57,7 @@ struct queue {
 struct sw_comm {
     struct sw_world_group *group;
     uint32_t lane;
+    uint64_t met_ns; /* when the ranks of this process had come; other processes may be later */
     struct queue a, b;
 };
 
@@ -346,6 +348,7 @@ static int gather(struct sw_comm *c, const struct sw_call *call) {
     int ret = atomic_load(&g->world->error);
     if (ret < 0) return ret;
     ret = sw_rendezvous_enter(&g->meeting, c->lane, call);
+    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     const uint64_t segment_bytes = g->meeting.size * call->amount;
     const int is_small = segment_bytes <= FIRST_BYTES;
@@ -523,6 +526,7 @@ static int mpi_reduce_scatter(struct sw_comm *c, struct sw_stream *s, float *out
     if (ret < 0) return ret;
     const struct sw_call call = {SW_CALL_SCATTER, carried, count, in, out};
     ret = sw_rendezvous_enter(&g->meeting, c->lane, &call);
+    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     if (c->lane == 0) {
         g->told->kind = call.kind;
@@ -537,6 +541,10 @@ static int mpi_reduce_scatter(struct sw_comm *c, struct sw_stream *s, float *out
 
 /* ---- groups ---- */
 
+static uint64_t mpi_met_ns(const struct sw_comm *c) {
+    return c->met_ns;
+}
+
 static void mpi_abort(struct sw_comm *c, int error) {
     sw_world_abort(c->group->world, error);
 }
@@ -549,6 +557,7 @@ static const struct sw_comm_ops mpi_ops = {.name = "mpi",
                                            .all_gather = mpi_all_gather,
                                            .reduce_scatter = mpi_reduce_scatter,
                                            .exchange = mpi_exchange,
+                                           .met_ns = mpi_met_ns,
                                            .abort = mpi_abort,
                                            .close = mpi_close};
 

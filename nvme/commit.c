@@ -152,6 +152,28 @@ int sw_commit_read(const char *folder, const char *name, struct sw_commit *commi
     return ret;
 }
 
+int sw_commit_rewind(const char *folder, const char *name, uint64_t step) {
+    char *path;
+    char zeros[PAGE_BYTES] = {0};
+    if (asprintf(&path, "%s/%s.commit", folder, name) < 0) return -ENOMEM;
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    struct stat st;
+    int ret = fd < 0 || fstat(fd, &st) ? -errno : 0;
+    const uint64_t half = ret == 0 ? (uint64_t)st.st_size / 2 : 0;
+    for (int i = 0; i < 2 && ret == 0 && half >= PAGE_BYTES; i++) {
+        struct sw_commit one;
+        ret = read_place(fd, (uint64_t)i * half, half, &one);
+        if (ret != 1) continue;
+        free(one.entries);
+        ret = one.step > step ? transfer(fd, zeros, sizeof(zeros), (uint64_t)i * half, 1) : 0;
+    }
+    if (ret == 0 && fdatasync(fd)) ret = -errno;
+    if (fd >= 0) close(fd);
+    if (ret < 0) sw_error("store: cannot go back in '%s': %s", path, strerror(-ret));
+    free(path);
+    return ret;
+}
+
 void sw_commit_remove(const char *folder, const char *name) {
     char *path;
     if (asprintf(&path, "%s/%s.commit", folder, name) < 0) return;

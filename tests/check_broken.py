@@ -100,6 +100,9 @@ class Variant:
         support = self.test.replace("tests/", "tests/support_")[:-len(".py")]
         if os.path.exists(os.path.join(COPY, support + ".c")):  # a program that it runs
             targets.append(f"build/{self.config}/{support}")
+        with open(os.path.join(COPY, self.test), encoding="utf-8") as file:
+            if "mpirun" in file.read():
+                targets.append(targets[0].replace("/spillway", "/libspillway_mpi.so"))
         return targets
 
 

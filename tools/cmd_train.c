@@ -2,6 +2,7 @@
 #include "tools/commands.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -287,7 +288,8 @@ static int train(struct run *run) {
     if (ret == 1)
         printf("stopped while loading; %s\n",
                run->options.resume ? "what is committed is as it was" : "nothing was saved");
-    if (ret == 0) ret = sw_run_log_open(&run->log, run->options.log, run->options.resume);
+    if (ret == 0 && sw_trainer_is_first(run->trainer))
+        ret = sw_run_log_open(&run->log, run->options.log, run->options.resume);
     if (ret != 0) return ret;
     const uint64_t start = sw_trainer_start_step(run->trainer);
     print_loaded(run, began_ns);
@@ -306,6 +308,15 @@ static int train(struct run *run) {
     ret = finish(run, ret, stopped_at);
     const int logged = sw_run_log_close(run->log);
     return ret < 0 || logged == 0 ? ret : logged;
+}
+
+/* The first of several processes speaks for all. */
+static void keep_quiet(const struct run *run) {
+    if (sw_trainer_is_first(run->trainer)) return;
+    const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (null < 0) return;
+    dup2(null, STDOUT_FILENO);
+    close(null);
 }
 
 int sw_cmd_train(int argc, char **argv) {
@@ -332,6 +343,7 @@ int sw_cmd_train(int argc, char **argv) {
                                            .stop = &stop_signal};
     ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
     if (ret == 0) {
+        keep_quiet(&run);
         print_start(&run);
         const int done = sw_trainer_done_before(run.trainer);
         if (done) printf("--resume: the result is already in %s; nothing to do\n", run.options.out);
@@ -339,7 +351,8 @@ int sw_cmd_train(int argc, char **argv) {
             sw_trainer_forget_store(run.trainer);
         if (!done && !run.options.dry_run) ret = train(&run);
     }
-    sw_trainer_close(run.trainer);
+    const int closed = sw_trainer_close(run.trainer);
+    if (ret >= 0 && closed < 0) ret = closed;
     sw_parsed_close(&run.parsed);
     sw_kill_watch_end();
     if (ret < 0) return SW_EXIT_FAILED;

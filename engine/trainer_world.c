@@ -1,0 +1,160 @@
+/* engine/trainer_world.c - a run of several processes: what they agree on, share, and hand to the
+ * first one, which alone writes the model, the log and the trace. */
+#include "engine/trainer_internal.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "base/log.h"
+
+int sw_trainer_open_world(struct sw_trainer *t) {
+    const uint32_t ranks = t->options.ranks;
+    int ret = sw_world_open(&t->world, t->options.rank_timeout_s);
+    if (ret < 0) return ret;
+    t->world_ranks = sw_world_size(t->world) * ranks;
+    t->first_rank = sw_world_index(t->world) * ranks;
+    if (!t->world) return 0;
+    for (int i = 0; i < CHANNEL_COUNT && ret == 0; i++)
+        ret = sw_world_channel(t->world, &t->channels[i]);
+    char lines[32];
+    snprintf(lines, sizeof(lines), "--ranks=%u\n", ranks);
+    if (ret == 0) ret = sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
+    if (ret == 0 && t->world_ranks > SW_RANKS_MAX) {
+        sw_error("%u processes of %u ranks are more than %d ranks", sw_world_size(t->world), ranks,
+                 SW_RANKS_MAX);
+        ret = -EINVAL;
+    }
+    if (t->first_rank > 0) /* the first process speaks for all */
+        t->hooks = (struct sw_trainer_hooks){.ctx = t->hooks.ctx, .stop = t->hooks.stop};
+    return ret;
+}
+
+int sw_trainer_agree(struct sw_trainer *t) {
+    const struct sw_train_options *o = &t->options;
+    char lines[SW_COMMIT_IDENTITY_BYTES + 1024];
+    if (!t->world) return 0;
+    const int n = snprintf(
+        lines, sizeof(lines),
+        "%s"
+        "--steps=%llu\n--lr=%.17g\n--min-lr=%.17g\n--weight-decay=%.17g\n--beta1=%.17g\n"
+        "--beta2=%.17g\n--eps=%.17g\n--clip=%.17g\n--schedule=%d\n--warmup=%lld\n--decay=%d\n"
+        "--max-skips=%u\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-every=%lld\n"
+        "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--resume=%d\n--restart=%d\n"
+        "--keep-store=%d\n--digest=%d\n--dry-run=%d\nchunks=%u\nwindow=%u\nhead=%d\n",
+        t->identity, (unsigned long long)o->steps, o->lr, o->min_lr, o->weight_decay, o->beta1,
+        o->beta2, o->eps, o->clip, (int)o->schedule, (long long)o->warmup, (int)o->decay,
+        o->max_skips, (long long)o->zero, sw_overlap_name(o->overlap), o->checkpoint_every,
+        (long long)o->commit_every, (unsigned long long)o->save_every,
+        (unsigned long long)o->eval_every, t->val_open, o->resume, o->restart, o->keep_store,
+        o->digest, o->dry_run, t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW],
+        t->placement.head_whole);
+    assert(n > 0 && n < (int)sizeof(lines));
+    (void)n;
+    return sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
+}
+
+int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,
+                     uint64_t bytes) {
+    const struct sw_comm_handle *c = &t->channels[channel];
+    if (t->world) return c->ops->exchange(c->comm, all, mine, bytes);
+    if (bytes) memcpy(all, mine, bytes);
+    return 0;
+}
+
+int sw_trainer_stop(struct sw_trainer *t) {
+    int asked[SW_RANKS_MAX], mine = sw_stop_asked(t);
+    if (!t->world || t->stop_agreed) return t->world ? 1 : mine;
+    /* An error here is the executor's as well, or ends the run at its next wait. */
+    if (sw_trainer_share(t, CHANNEL_MAIN, asked, &mine, sizeof(mine)) < 0) return 1;
+    for (uint32_t i = 0; i < sw_world_size(t->world); i++) t->stop_agreed |= asked[i];
+    return t->stop_agreed;
+}
+
+int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common) {
+    uint64_t steps[SW_RANKS_MAX], mine = found ? step : SW_NO_COMMIT;
+    const int ret = sw_trainer_share(t, CHANNEL_MAIN, steps, &mine, sizeof(mine));
+    *common = mine;
+    for (uint32_t i = 0; i < sw_world_size(t->world) && ret == 0; i++) {
+        if (steps[i] == SW_NO_COMMIT) *common = SW_NO_COMMIT;
+        if (*common != SW_NO_COMMIT && steps[i] < *common) *common = steps[i];
+    }
+    return ret;
+}
+
+const char *sw_trainer_name(const struct sw_trainer *t, const char *name, char out[64]) {
+    if (t->first_rank == 0) return name;
+    snprintf(out, 64, "%s-p%u", name, sw_world_index(t->world));
+    return out;
+}
+
+/* ---- what the first process fetches from the others ---- */
+
+enum request_kind { WEIGHTS, RECORD, END };
+
+struct request {
+    uint32_t kind, rank, item; /* a unit, or a chunk */
+    int32_t status;            /* of END */
+    uint64_t first, end;       /* elements */
+};
+
+static uint64_t answer_bytes(const struct sw_trainer *t, const struct request *q) {
+    if (q->kind == RECORD) return t->placement.chunks[q->item].record_bytes;
+    return q->kind == WEIGHTS ? (q->end - q->first) * sw_dtype_bytes(t->options.dtype) : 0;
+}
+
+/* All processes take part: whoever has it sends it to all. */
+static int answer(struct sw_trainer *t, const struct request *q, void *data) {
+    const uint32_t owner = q->rank / t->rank_count;
+    int ret = 0;
+    if (owner == sw_world_index(t->world)) {
+        struct sw_rank *r = &t->ranks[q->rank - t->first_rank];
+        ret = q->kind == RECORD ? sw_trainer_read_record(r, q->item, data)
+                                : sw_trainer_fetch_shard(r, q->item, q->first, q->end, data);
+    }
+    if (ret == 0)
+        ret = sw_comm_broadcast(&t->channels[CHANNEL_MAIN], data, answer_bytes(t, q), owner);
+    return ret;
+}
+
+static int ask(struct sw_trainer *t, struct request *q) {
+    return sw_comm_broadcast(&t->channels[CHANNEL_MAIN], q, sizeof(*q), 0);
+}
+
+int sw_trainer_serve(struct sw_trainer *t) {
+    struct request q;
+    void *data = NULL;
+    uint64_t bytes = 0;
+    int ret = 0;
+    while ((ret = ask(t, &q)) == 0 && q.kind != END) {
+        if (answer_bytes(t, &q) > bytes) {
+            free(data);
+            bytes = sw_round_up(answer_bytes(t, &q), SW_NVME_ALIGN_BYTES);
+            data = aligned_alloc(SW_NVME_ALIGN_BYTES, bytes);
+        }
+        ret = data ? answer(t, &q, data) : -ENOMEM;
+        if (ret < 0) break;
+    }
+    free(data);
+    return ret < 0 ? ret : q.status;
+}
+
+int sw_trainer_end_serving(struct sw_trainer *t, int ret) {
+    struct request q = {.kind = END, .status = ret};
+    const int told = t->world ? ask(t, &q) : 0;
+    return ret < 0 ? ret : told;
+}
+
+int sw_trainer_fetch_remote(struct sw_trainer *t, uint32_t rank, uint32_t unit, uint64_t first,
+                            uint64_t end, void *out) {
+    struct request q = {.kind = WEIGHTS, .rank = rank, .item = unit, .first = first, .end = end};
+    const int ret = ask(t, &q);
+    return ret < 0 ? ret : answer(t, &q, out);
+}
+
+int sw_trainer_record_remote(struct sw_trainer *t, uint32_t rank, uint32_t chunk, void *record) {
+    struct request q = {.kind = RECORD, .rank = rank, .item = chunk};
+    const int ret = ask(t, &q);
+    return ret < 0 ? ret : answer(t, &q, record);
+}

@@ -1,0 +1,176 @@
+"""Several processes under mpirun: the bits of one process with as many ranks, one commit for all,
+one model, one log, and an end for all when one of them ends.
+
+time limit: 300 s
+"""
+import os
+import re
+import shutil
+import signal
+import time
+
+import support as t
+
+BASE = ["--seq-len", 24, "--lr", "1e-3", "--digest", "--device-threads", 1, "--chunk", 60000]
+STEPS = 4
+
+
+def launch(processes, out, *more, steps=STEPS, program=None, env=None, preexec=None):
+    """A job under way. mpirun gives its first process a terminal, so the progress line is live."""
+    if not shutil.which("mpirun"):
+        t.skip("no mpirun here")
+    args = ["-np", processes, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+            program or t.SPILLWAY, "train", "--model", t.MODEL, "--data",
+            t.SHAKESPEARE + "/train.bin", "--out", out, "--steps", steps, *BASE, *more]
+    return t.Process(args, program="mpirun", env=env, preexec=preexec)
+
+
+def job(processes, out, *more, rc=0, **options):
+    run = launch(processes, out, *more, **options).finish(120)
+    if rc is not None:
+        t.equal(run.rc, rc, f"exit status of {processes} processes", run)
+    return run
+
+
+def alone(out, *more, steps=STEPS, **options):
+    return t.train(out, "--steps", steps, *BASE, *more, rc=0, **options)
+
+
+def digest(run):
+    found = re.findall(r"digest: (master.*?)\r?$", run.stdout, re.M)
+    t.equal(len(found), 1, "digests", run)
+    return found[0]
+
+
+def outcome(run, out, log):
+    steps, _ = t.read_log(log)
+    return (digest(run), [(s["step"], s["loss"], s["grad_norm"]) for s in steps],
+            t.read_model(out)[1])
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(p) for p in file.read().split()]
+
+
+def ranks_of(process):
+    """The processes of a job that train, in their order."""
+    found = []
+    for pid in children(process.pid):
+        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+            if file.read().strip() == "spillway":
+                found.append(pid)
+    return sorted(found)
+
+
+@t.test
+def processes_give_the_bits_of_one():
+    with t.folder() as tmp:
+        for i, more in enumerate((
+                ["--optimizer", "nvme"],
+                ["--zero", 2, "--dtype", "fp32", "--accumulate", 2],
+                ["--clip", 0, "--params", "nvme", "--optimizer", "nvme", "--gradients", "nvme",
+                 "--activations", "nvme"],
+                ["--reduce-dtype", "bf16", "--optimizer", "host:50%,nvme", "--master", "split"])):
+            log = ["--log", f"{tmp}/{i}-1.jsonl"]
+            one = alone(f"{tmp}/{i}-1", "--ranks", 4, *more, *log)
+            want = outcome(one, f"{tmp}/{i}-1", log[1])
+            for processes in (2, 4) if i == 0 else (2,):
+                name = f"{tmp}/{i}-{processes}"
+                run = job(processes, name, "--ranks", 4 // processes, *more, "--log",
+                          name + ".jsonl")
+                t.check(outcome(run, name, name + ".jsonl") == want,
+                        f"{processes} processes, {more}: other bits", run)
+                t.equal(sorted(n for n in os.listdir(name) if "optimizer" in n), [],
+                        "stores left behind", run)
+
+
+@t.test
+def evaluation_and_saves_are_those_of_one():
+    with t.folder() as tmp:
+        val = ["--val", t.SHAKESPEARE + "/val.bin", "--save-every", 2, "--eval-every", 2]
+        t.write_tokens(tmp + "/val.bin", t.read_tokens(t.SHAKESPEARE + "/val.bin")[:1000])
+        val[1] = tmp + "/val.bin"
+        one = alone(tmp + "/1", "--ranks", 2, *val)
+        two = job(2, tmp + "/2", *val)
+        found = [re.findall(r"validation loss (\S+) after", run.stdout) for run in (one, two)]
+        t.check(found[0] == found[1] and len(found[0]) == 3, f"validation losses {found}", two)
+        t.check(t.read_model(tmp + "/1/step-2")[1] == t.read_model(tmp + "/2/step-2")[1],
+                "the model saved in between")
+
+
+@t.test
+def all_go_back_to_the_last_commit_that_all_have():
+    """One process is killed before it writes the record of commit 3, when the other may have; also
+    so late that the other would long have gone on."""
+    with t.folder() as tmp:
+        want = digest(alone(tmp + "/one", "--ranks", 2, "--optimizer", "nvme", steps=8))
+        for victim, when in (("optimizer.commit", "before"), ("optimizer-p1.commit", "before"),
+                             ("optimizer-p1.commit", "late")):
+            out = f"{tmp}/{victim}-{when}"
+            dead = job(2, out, "--optimizer", "nvme", "--rank-timeout", 10, steps=8, rc=None,
+                       env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:{when}"})
+            t.check(dead.rc != 0, "a killed process is a success", dead)
+            last = job(2, out, "--optimizer", "nvme", "--resume", steps=8)
+            t.contains(last.stdout, "going on after step 2", "the step", last)
+            t.equal(digest(last), want, f"{victim}: other bits", last)
+
+
+@t.test
+def a_signal_stops_all_at_the_same_step():
+    """mpirun passes it on; but it may come to one process alone, or late."""
+    for whom in (None, 0, 1):
+        with t.folder() as tmp:
+            process = launch(2, tmp + "/out", "--optimizer", "nvme", steps=100000)
+            process.wait_for(r"step \d+/")
+            if whom is None:
+                process.signal(signal.SIGINT)
+            else:
+                os.kill(ranks_of(process)[whom], signal.SIGINT)
+            run = process.finish()
+            step = int(re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)[1])
+            t.check(os.path.isdir(f"{tmp}/out.step-{step}"), "the weights", run)
+            again = job(2, tmp + "/out", "--optimizer", "nvme", "--resume", steps=step + 2)
+            t.contains(again.stdout, f"going on after step {step}", "resume", again)
+
+
+@t.test
+def one_that_dies_or_stalls_ends_the_job():
+    for number in (signal.SIGKILL, signal.SIGSTOP):
+        with t.folder() as tmp:
+            process = launch(2, tmp + "/out", "--optimizer", "nvme", "--rank-timeout", 3,
+                             steps=100000)
+            process.wait_for(r"step \d+/")
+            victim = ranks_of(process)[1]
+            os.kill(victim, number)
+            start = time.monotonic()
+            run = process.finish()
+            took = time.monotonic() - start
+            if number == signal.SIGSTOP:
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            t.check(run.rc != 0, "the job's status", run)
+            t.check(took < 6 * t.SLOWDOWN + 5, f"{took:.1f} s after {number.name}", run)
+            t.check(os.path.exists(tmp + "/out/optimizer.commit"), "the last commit", run)
+
+
+@t.test
+def what_was_asked_for_must_agree():
+    """Each process has its own command line: here by a script that adds to one of them."""
+    with t.folder() as tmp:
+        script = os.path.join(t.ROOT, tmp, "one-differs")
+        with open(script, "w", encoding="utf-8") as file:
+            file.write('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" $MORE\n'
+                       f'exec {t.SPILLWAY} "$@"\n')
+        os.chmod(script, 0o755)
+        for more, part in (("--clip 2", "--clip"), ("--seed 3", "rows"),
+                           ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks")):
+            run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)
+            t.check(run.rc != 0, f"{more} in one process is accepted", run)
+            t.contains(run.stderr, part, f"the difference {more}", run)
+
+
+if __name__ == "__main__":
+    t.main()
