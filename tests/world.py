@@ -179,9 +179,9 @@ def different_calls_are_named():
                                            "calls all_gather of 8 bytes; all processes must"),
             (("exchange", "gather", 0, 1), "process 1 calls exchange of 4 bytes while process 0 "
                                            "calls all_gather of 8 bytes"),
-            (("scatter", "scatter_bf16", 2, 3), "process 1 calls reduce_scatter of 2 values carried "
-                                                "as bf16 while process 0 calls reduce_scatter of 2 "
-                                                "values carried as fp32"),
+            (("scatter", "scatter_bf16", 2, 3),
+             "process 1 calls reduce_scatter of 2 values carried as bf16 while process 0 calls "
+             "reduce_scatter of 2 values carried as fp32"),
             (("exchange", "scatter", 3, 3), "rank 3 calls reduce_scatter of 2 values carried as "
                                             "fp32 while rank 2 calls exchange of 4 bytes"),
             (("sum", "broadcast", 2, 3), "rank 2 calls broadcast of 24 bytes from rank 0 while "
