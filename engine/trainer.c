@@ -93,17 +93,31 @@ static int open_group(struct sw_trainer *t) {
     return ret;
 }
 
-static void write_numerics_key(struct sw_trainer *t) {
+/* What the run is; its model is read in 16 places of each unit. */
+static void identify(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    snprintf(t->numerics_key, sizeof(t->numerics_key),
-             "ranks=%u micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=%s "
-             "grad_dtype=%s moments=%s head_slice=%llu vocabulary_parts=%u operators=%s%s",
-             t->world_ranks, o->micro_batch, o->accumulate, o->seq_len, sw_dtype_name(o->dtype),
-             sw_dtype_name(o->reduce_dtype), sw_dtype_name(o->grad_dtype),
-             o->moments == SW_MOMENTS_8BIT ? "8bit" : "fp32",
-             (unsigned long long)sw_llama_head_slice(&t->model, t->micro_tokens), t->model.parts,
-             t->ranks[0].device.ops->numerics(t->ranks[0].device.device),
-             o->sim.flops ? ", left out (--sim-flops)" : "");
+    t->run = (struct sw_identity){
+        .params = t->model.params,
+        .units = t->model.unit_count,
+        .data = sw_data_fingerprint(&t->data),
+        .order = o->order,
+        .seed = o->seed,
+        .chunk_bytes = o->chunk_bytes,
+        .master = o->master,
+        .folders = o->nvme_count ? o->nvme_count : 1,
+        .numerics = {.ranks = t->world_ranks,
+                     .micro_batch = o->micro_batch,
+                     .accumulate = o->accumulate,
+                     .seq_len = o->seq_len,
+                     .dtype = o->dtype,
+                     .reduce_dtype = o->reduce_dtype,
+                     .grad_dtype = o->grad_dtype,
+                     .moments = o->moments,
+                     .head_slice = sw_llama_head_slice(&t->model, t->micro_tokens),
+                     .vocabulary_parts = t->model.parts}};
+    sw_identity_of_model(&t->model, t->run.model);
+    sw_identity_write_key(&t->run, t->ranks[0].device.ops->numerics(t->ranks[0].device.device),
+                          o->sim.flops > 0);
 }
 
 static int tell_turns(const struct sw_trainer *t, int ret) {
@@ -191,7 +205,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     }
     if (ret == 0) ret = sw_trainer_size(t);
     if (ret == 0) {
-        write_numerics_key(t);
+        identify(t);
         ret = sw_trainer_check_resume(t);
     }
     if (ret == 0) ret = build_turns(t);
@@ -327,7 +341,7 @@ int sw_trainer_table(const struct sw_trainer *t, struct sw_byte_row rows[SW_BYTE
 }
 
 const char *sw_trainer_numerics_key(const struct sw_trainer *t) {
-    return t->numerics_key;
+    return t->run.key;
 }
 const char *sw_trainer_store_mode(const struct sw_trainer *t) {
     return t->store_mode;

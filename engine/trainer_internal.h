@@ -16,6 +16,7 @@
 #include "engine/budget.h"
 #include "engine/collective.h"
 #include "engine/executor.h"
+#include "engine/identity.h"
 #include "engine/llama.h"
 #include "engine/throttle.h"
 #include "engine/trace.h"
@@ -155,7 +156,7 @@ struct sw_trainer {
     struct sw_core_share *cores; /* of the ranks' device lanes */
     const struct sw_adam_variant *adam_variant;
     struct sw_adam_format format;
-    char numerics_key[512];
+    struct sw_identity run;
 
     uint64_t *shard_elements; /* by unit: of a rank's shard, with padding */
     struct sw_placement_input input;

@@ -27,42 +27,6 @@ const char *sw_trainer_store_folder(const struct sw_trainer *t) {
     return sw_trainer_folders(t, &count)[0];
 }
 
-/* ---- what a store belongs to ---- */
-
-/* Values of every unit at 16 places: another training of the same shapes differs in some. */
-static uint64_t weights_fingerprint(const struct sw_trainer *t) {
-    enum { PLACES = 16, VALUES = 256 };
-    float values[VALUES];
-    uint32_t crc[2] = {0, 1};
-    for (uint32_t u = 0; u < t->model.unit_count; u++) {
-        const uint64_t elements = t->model.units[u].count;
-        for (uint64_t p = 0; p < PLACES; p++) {
-            const uint64_t first = elements / PLACES * p;
-            const uint64_t count = elements - first < VALUES ? elements - first : VALUES;
-            sw_model_read(&t->model, u, first, count, values);
-            for (int i = 0; i < 2; i++) crc[i] = sw_crc32c(crc[i], values, count * sizeof(float));
-        }
-    }
-    return (uint64_t)crc[0] << 32 | crc[1];
-}
-
-static void write_identity(const struct sw_trainer *t, char *out, uint32_t out_size) {
-    const struct sw_train_options *o = &t->options;
-    snprintf(out, out_size,
-             "model=%016llx-%016llx\n"
-             "shapes=%llu parameters in %u units\n"
-             "data=%016llx\n"
-             "rows=order %s, seed %llu\n"
-             "state=--chunk %llu, --master %s, %u folder%s\n"
-             "numerics=%s\n",
-             (unsigned long long)sw_model_fingerprint(&t->model),
-             (unsigned long long)weights_fingerprint(t), (unsigned long long)t->model.params,
-             t->model.unit_count, (unsigned long long)sw_data_fingerprint(&t->data),
-             o->order == SW_ORDER_SHUFFLE ? "shuffle" : "sequential", (unsigned long long)o->seed,
-             (unsigned long long)o->chunk_bytes, o->master == SW_MASTER_SPLIT ? "split" : "fp32",
-             o->nvme_count ? o->nvme_count : 1, o->nvme_count > 1 ? "s" : "", t->numerics_key);
-}
-
 /* ---- open ---- */
 
 static void describe_store(struct sw_trainer *t) {
@@ -373,7 +337,7 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
 }
 
 int sw_trainer_check_resume(struct sw_trainer *t) {
-    write_identity(t, t->identity, sizeof(t->identity));
+    sw_identity_write(&t->run, t->identity, sizeof(t->identity));
     if (!t->resuming) return 0;
     const int ret = check_identity(t, &t->resumed);
     if (ret < 0) return ret;
