@@ -190,9 +190,10 @@ void sw_model_close(struct sw_model *model) {
     memset(model, 0, sizeof(*model));
 }
 
-void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
-                   float *out) {
-    assert(model->weights && unit < model->unit_count);
+void sw_model_read_places(const struct sw_model *model,
+                          struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
+                          uint64_t first, uint64_t count, float *out) {
+    assert(unit < model->unit_count);
     const struct sw_unit *u = &model->units[unit];
     assert(first <= u->count && count <= u->count - first);
     const uint64_t end = first + count;
@@ -204,7 +205,7 @@ void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, 
         if (at >= padded_end) continue;
         if (at < tensor_end) {
             const uint64_t stop = end < tensor_end ? end : tensor_end;
-            const struct sw_weight *place = &model->weights->places[unit][i];
+            const struct sw_weight *place = &places[unit][i];
             sw_safetensors_read(place->file, place->tensor,
                                 tensor->source_first + (at - tensor->first), stop - at,
                                 out + (at - first));
@@ -215,6 +216,12 @@ void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, 
         at = stop > at ? stop : at;
     }
     assert(at == end);
+}
+
+void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
+                   float *out) {
+    assert(model->weights);
+    sw_model_read_places(model, model->weights->places, unit, first, count, out);
 }
 
 uint64_t sw_model_fingerprint(const struct sw_model *model) {
@@ -229,8 +236,8 @@ uint64_t sw_model_fingerprint(const struct sw_model *model) {
             XXH64_update(state, tensor->name, strlen(tensor->name) + 1);
             XXH64_update(state, shape, sizeof(shape));
         }
-    for (uint32_t i = 0; model->weights && i < model->weights->file_count; i++) {
-        const struct sw_safetensors *file = &model->weights->files[i];
+    for (uint32_t i = 0; model->weights && i < model->weights->folder.file_count; i++) {
+        const struct sw_safetensors *file = &model->weights->folder.files[i];
         XXH64_update(state, &file->map_bytes, sizeof(file->map_bytes));
         XXH64_update(state, file->map, file->data_first);
     }
@@ -240,12 +247,12 @@ uint64_t sw_model_fingerprint(const struct sw_model *model) {
 }
 
 uint32_t sw_model_file_count(const struct sw_model *model) {
-    return model->weights ? model->weights->file_count : 0;
+    return model->weights ? model->weights->folder.file_count : 0;
 }
 
 struct sw_model_file sw_model_file(const struct sw_model *model, uint32_t i) {
     assert(i < sw_model_file_count(model));
-    const struct sw_safetensors *file = &model->weights->files[i];
+    const struct sw_safetensors *file = &model->weights->folder.files[i];
     const char *slash = strrchr(file->path, '/');
     const char *dtype =
         file->tensor_count ? sw_safetensors_type_name(file->tensors[0].type) : "none";

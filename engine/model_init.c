@@ -7,6 +7,7 @@
  * below instead of the C library's, whose last bit depends on its version and the CPU: equal seeds
  * give equal files everywhere. */
 #include "engine/model_internal.h"
+#include "engine/shards.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -133,8 +134,8 @@ int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum 
         ret = -EINVAL;
     }
     if (ret == 0)
-        ret = sw_model_write(&model, root, model.dir, dir, dtype, SW_MODEL_SHARD_BYTES_MAX,
-                             fetch_init, &init);
+        ret = sw_model_write(&model, root, model.dir, dir, dtype, SW_SHARD_BYTES_MAX, fetch_init,
+                             &init);
     json_decref(root);
     sw_model_close(&model);
     return ret;

@@ -4,20 +4,11 @@
 #define ENGINE_MODEL_INTERNAL_H
 #include <jansson.h>
 #include "engine/model.h"
-#include "engine/safetensors.h"
-
-#define SW_MODEL_SHARD_BYTES_MAX 5000000000u
-
-/* Where one tensor of a unit lies. */
-struct sw_weight {
-    const struct sw_safetensors *file;
-    const struct sw_safetensors_tensor *tensor;
-};
+#include "engine/tensor_folder.h"
 
 struct sw_weights {
     json_t *config; /* config.json as it was read: the source of a saved folder's */
-    struct sw_safetensors *files;
-    uint32_t file_count;
+    struct sw_tensor_folder folder;
     struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX]; /* [unit][tensor] */
 };
 
@@ -29,6 +20,11 @@ int sw_model_parse_config(struct sw_model_config *config, const json_t *root, co
  * SW_PARTS_MAX; fewer come of it where rounding the rows up would leave a part empty. */
 enum { SW_MODEL_PARTS_BY_RULE = 0 };
 int sw_model_open_json(struct sw_model *model, const char *path, uint32_t parts, json_t **root);
+
+/* sw_model_read() of what `places` has in the place of the weights. */
+void sw_model_read_places(const struct sw_model *model,
+                          struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
+                          uint64_t first, uint64_t count, float *out);
 
 /* sw_model_open() with the cut given. */
 int sw_model_open_cut(struct sw_model *model, const char *dir, uint32_t parts);

@@ -10,7 +10,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,11 +17,12 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "engine/shards.h"
 
 #define INDEX_NAME  "model.safetensors.index.json"
 #define SINGLE_NAME "model.safetensors"
 
-enum { BLOCK_ELEMENTS = 4 << 20, NAME_MAX_BYTES = 64 };
+enum { BLOCK_ELEMENTS = 4 << 20 };
 
 /* Carried along as they are: they belong to the model whatever its weights. */
 static const char *const companions[] = {
@@ -46,7 +46,7 @@ int sw_model_is_companion(const char *name) {
 }
 
 struct source { /* of one tensor to write: tensors[tensor] of units [unit, unit + pieces) */
-    uint32_t unit, tensor, pieces, shard;
+    uint32_t unit, tensor, pieces;
 };
 
 struct save {
@@ -57,11 +57,10 @@ struct save {
     void *ctx;
     struct sw_safetensors_entry *entries; /* all tensors, whole, in unit order */
     struct source *sources;
-    uint32_t count, shard_count;
-    uint64_t total_bytes;
+    uint32_t count;
+    struct sw_shards shards;
     void *block;
-    char (*names)[NAME_MAX_BYTES]; /* files that lie as NAME.partial; config.json is the last */
-    uint32_t name_count;
+    struct sw_new_files files; /* config.json is the last */
 };
 
 /* Lists the tensors; the pieces of one lie in units that follow each other. */
@@ -85,43 +84,14 @@ static int list_tensors(struct save *s) {
     return 0;
 }
 
-/* Sums and shards: a shard is closed before its data or its header would pass the limit. */
 static int plan(struct save *s, uint64_t shard_bytes_max) {
-    const int ret = list_tensors(s);
+    int ret = list_tensors(s);
+    if (ret == 0)
+        ret = sw_shards_open(&s->shards, "model", s->entries, s->count, s->dtype, shard_bytes_max);
     if (ret < 0) return ret;
-    uint64_t data = 0, header = 0;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const struct sw_safetensors_entry *entry = &s->entries[i];
-        const uint64_t count = entry->rows * (entry->cols ? entry->cols : 1);
-        const uint64_t bytes = count * sw_dtype_bytes(s->dtype);
-        const uint64_t head = sw_safetensors_entry_bytes(entry->name);
-        if (data > 0 && (data + bytes > shard_bytes_max ||
-                         header + head > SW_SAFETENSORS_HEADER_BYTES_MAX - 4096)) {
-            s->shard_count++;
-            data = header = 0;
-        }
-        data += bytes;
-        header += head;
-        s->total_bytes += bytes;
-        s->sources[i].shard = s->shard_count;
-    }
-    s->shard_count++;
     s->block = malloc(BLOCK_ELEMENTS * sw_dtype_bytes(s->dtype));
-    s->names = calloc(s->shard_count + COMPANIONS + 2, sizeof(*s->names));
-    return s->block && s->names ? 0 : -ENOMEM;
-}
-
-static void shard_name(const struct save *s, uint32_t shard, char *out) {
-    if (s->shard_count == 1)
-        strcpy(out, SINGLE_NAME);
-    else
-        snprintf(out, NAME_MAX_BYTES, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors", shard + 1,
-                 s->shard_count);
-}
-
-static char *partial_path(const struct save *s, const char *name) {
-    char *path;
-    return asprintf(&path, "%s/%s.partial", s->dir, name) < 0 ? NULL : path;
+    if (!s->block) return -ENOMEM;
+    return sw_new_files_open(&s->files, s->dir, s->shards.count + COMPANIONS + 2);
 }
 
 static int write_piece(struct save *s, struct sw_safetensors_writer *writer, uint32_t unit,
@@ -148,15 +118,18 @@ static int write_tensor(struct save *s, struct sw_safetensors_writer *writer,
 }
 
 static int write_shard(struct save *s, uint32_t shard, uint32_t first, uint32_t count) {
-    char *name = s->names[s->name_count];
-    shard_name(s, shard, name);
-    char *path = partial_path(s, name);
+    char name[SW_NEW_FILE_NAME_BYTES];
+    if (s->shards.count == 1)
+        strcpy(name, SINGLE_NAME);
+    else
+        sw_shards_name(&s->shards, shard, name);
+    char *path = sw_new_files_path(&s->files, name);
     if (!path) return -ENOMEM;
     struct sw_safetensors_writer writer;
     int ret = sw_safetensors_create(&writer, path, s->entries + first, count, s->dtype);
     free(path);
     if (ret < 0) return ret;
-    s->name_count++;
+    sw_new_files_add(&s->files, name);
     for (uint32_t i = 0; i < count && ret == 0; i++)
         ret = write_tensor(s, &writer, &s->sources[first + i]);
     if (ret == 0) return sw_safetensors_finish(&writer);
@@ -166,38 +139,14 @@ static int write_shard(struct save *s, uint32_t shard, uint32_t first, uint32_t 
 
 static int write_shards(struct save *s) {
     uint32_t first = 0;
-    for (uint32_t shard = 0; shard < s->shard_count; shard++) {
+    for (uint32_t shard = 0; shard < s->shards.count; shard++) {
         uint32_t end = first;
-        while (end < s->count && s->sources[end].shard == shard) end++;
+        while (end < s->count && s->shards.of[end] == shard) end++;
         const int ret = write_shard(s, shard, first, end - first);
         if (ret < 0) return ret;
         first = end;
     }
     return 0;
-}
-
-/* Writes and syncs NAME.partial and lists the name. */
-static int write_file(struct save *s, const char *name, const void *data, size_t bytes) {
-    char *path = partial_path(s, name);
-    if (!path) return -ENOMEM;
-    int ret = 0;
-    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
-        ret = -errno;
-    else
-        strcpy(s->names[s->name_count++], name);
-    for (size_t done = 0; done < bytes && ret == 0;) {
-        const ssize_t wrote = write(fd, (const char *)data + done, bytes - done);
-        if (wrote >= 0)
-            done += (size_t)wrote;
-        else if (errno != EINTR)
-            ret = -errno;
-    }
-    if (ret == 0 && fsync(fd) < 0) ret = -errno;
-    if (fd >= 0 && close(fd) < 0 && ret == 0) ret = -errno;
-    if (ret < 0) sw_error("cannot write %s: %s", path, strerror(-ret));
-    free(path);
-    return ret;
 }
 
 /* The whole of a small file; NULL with errno when it cannot be read. */
@@ -233,7 +182,7 @@ static int copy_companions(struct save *s, const char *source_dir) {
         char *text = read_file(path, &bytes);
         int ret = 0;
         if (text)
-            ret = write_file(s, companions[i], text, bytes);
+            ret = sw_new_files_write(&s->files, companions[i], text, bytes);
         else if (errno != ENOENT)
             sw_warning("%s is not carried along: %s", path, strerror(errno));
         free(text);
@@ -241,44 +190,6 @@ static int copy_companions(struct save *s, const char *source_dir) {
         if (ret < 0) return ret;
     }
     return 0;
-}
-
-/* Jansson prints 17 digits, which makes 1e-05 unreadable; 15 are enough for what people write. */
-static char *print_json(const json_t *root) {
-    char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
-    json_t *again = text ? json_loads(text, 0, NULL) : NULL;
-    if (!json_equal(root, again)) {
-        free(text);
-        text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-    }
-    json_decref(again);
-    return text;
-}
-
-static int write_json(struct save *s, const char *name, const json_t *root) {
-    char *text = print_json(root);
-    if (!text) return -ENOMEM;
-    const size_t bytes = strlen(text);
-    text[bytes] = '\n'; /* in place of the terminator: files end with a newline */
-    const int ret = write_file(s, name, text, bytes + 1);
-    free(text);
-    return ret;
-}
-
-static int write_index(struct save *s) {
-    if (s->shard_count == 1) return 0;
-    json_t *map = json_object();
-    int ret = map ? 0 : -ENOMEM;
-    for (uint32_t i = 0; i < s->count && ret == 0; i++) {
-        char name[NAME_MAX_BYTES];
-        shard_name(s, s->sources[i].shard, name);
-        if (json_object_set_new(map, s->entries[i].name, json_string(name)) < 0) ret = -ENOMEM;
-    }
-    json_t *root = json_pack("{s:{s:I},s:o}", "metadata", "total_size", (json_int_t)s->total_bytes,
-                             "weight_map", map);
-    if (ret == 0) ret = root ? write_json(s, INDEX_NAME, root) : -ENOMEM;
-    json_decref(root);
-    return ret;
 }
 
 static int write_config(struct save *s, const json_t *config) {
@@ -291,18 +202,8 @@ static int write_config(struct save *s, const json_t *config) {
     if ((!newer || json_object_get(copy, "torch_dtype")) &&
         json_object_set_new(copy, "torch_dtype", json_string(dtype)) < 0)
         ret = -ENOMEM;
-    if (ret == 0) ret = write_json(s, "config.json", copy);
+    if (ret == 0) ret = sw_new_files_write_json(&s->files, "config.json", copy);
     json_decref(copy);
-    return ret;
-}
-
-static int sync_dir(const struct save *s) {
-    const int fd = open(s->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int ret = fd < 0 || fsync(fd) < 0 ? -errno : 0;
-    if (fd >= 0) close(fd);
-    /* Some filesystems cannot sync a folder; their renames are as durable as they get. */
-    if (ret == -EINVAL || ret == -ENOTSUP) ret = 0;
-    if (ret < 0) sw_error("cannot sync %s: %s", s->dir, strerror(-ret));
     return ret;
 }
 
@@ -324,9 +225,9 @@ static int has_file(const struct save *s, const char *name) {
 
 /* Whether the new files can replace those of an older model one by one. */
 static int is_same_layout(const struct save *s) {
-    if (s->shard_count > 1 || has_file(s, INDEX_NAME)) return 0;
+    if (s->shards.count > 1 || has_file(s, INDEX_NAME)) return 0;
     char *old_path = sw_model_path(s->dir, "config.json"),
-         *new_path = partial_path(s, "config.json");
+         *new_path = sw_new_files_path(&s->files, "config.json");
     size_t old_bytes = 0, new_bytes = 1;
     char *old = old_path ? read_file(old_path, &old_bytes) : NULL;
     char *new = new_path ? read_file(new_path, &new_bytes) : NULL;
@@ -336,12 +237,6 @@ static int is_same_layout(const struct save *s) {
     free(old_path);
     free(new_path);
     return same;
-}
-
-static int is_listed(const struct save *s, const char *name) {
-    for (uint32_t i = 0; i < s->name_count; i++)
-        if (!strcmp(s->names[i], name)) return 1;
-    return 0;
 }
 
 /* Weight files of an older save that are not of this one. */
@@ -357,7 +252,7 @@ static int remove_stale(const struct save *s) {
             sscanf(name, "model-%5u-of-%5u.safetensors%n", &part, &parts, &end) == 2 && end > 0 &&
             !name[end];
         if ((is_shard || !strcmp(name, SINGLE_NAME) || !strcmp(name, INDEX_NAME)) &&
-            !is_listed(s, name))
+            !sw_new_files_has(&s->files, name))
             ret = remove_file(s, name);
     }
     closedir(dir);
@@ -368,33 +263,15 @@ static int publish(struct save *s) {
     int ret = 0;
     if (has_file(s, "config.json") && !is_same_layout(s)) {
         ret = remove_file(s, "config.json");
-        if (ret == 0) ret = sync_dir(s);
+        if (ret == 0) ret = sw_new_files_sync(&s->files);
     }
-    for (uint32_t i = 0; i < s->name_count && ret == 0; i++) {
-        if (i + 1 == s->name_count) { /* config.json: all else must be in place, durably */
-            ret = remove_stale(s);
-            if (ret == 0) ret = sync_dir(s);
-            if (ret < 0) break;
-        }
-        char *from = partial_path(s, s->names[i]), *to = sw_model_path(s->dir, s->names[i]);
-        if (!from || !to)
-            ret = -ENOMEM;
-        else if (rename(from, to) < 0) {
-            ret = -errno;
-            sw_error("cannot rename %s to %s: %s", from, to, strerror(-ret));
-        }
-        free(from);
-        free(to);
-    }
-    return ret < 0 ? ret : sync_dir(s);
-}
-
-static void remove_partials(const struct save *s) {
-    for (uint32_t i = 0; i < s->name_count; i++) {
-        char *path = partial_path(s, s->names[i]);
-        if (path) unlink(path);
-        free(path);
-    }
+    /* config.json comes last: all else must be in place, durably. */
+    const uint32_t last = s->files.count - 1;
+    if (ret == 0) ret = sw_new_files_rename(&s->files, 0, last);
+    if (ret == 0) ret = remove_stale(s);
+    if (ret == 0) ret = sw_new_files_sync(&s->files);
+    if (ret == 0) ret = sw_new_files_rename(&s->files, last, last + 1);
+    return ret < 0 ? ret : sw_new_files_sync(&s->files);
 }
 
 int sw_model_write(const struct sw_model *model, const json_t *config, const char *source_dir,
@@ -404,24 +281,26 @@ int sw_model_write(const struct sw_model *model, const json_t *config, const cha
     struct save s = {.model = model, .dir = dir, .dtype = dtype, .fetch = fetch, .ctx = ctx};
     int ret = plan(&s, shard_bytes_max);
     if (ret == 0) ret = write_shards(&s);
-    if (ret == 0) ret = write_index(&s);
+    if (ret == 0 && s.shards.count > 1)
+        ret = sw_shards_write_index(&s.shards, &s.files, INDEX_NAME);
     if (ret == 0) ret = copy_companions(&s, source_dir);
     if (ret == 0) ret = write_config(&s, config);
     if (ret == 0) ret = publish(&s);
     if (ret == -ENOMEM) sw_error("no memory to write the model to %s", dir);
-    if (ret < 0) remove_partials(&s);
+    if (ret < 0) sw_new_files_drop(&s.files);
     free(s.entries);
     free(s.sources);
     free(s.block);
-    free(s.names);
+    sw_shards_close(&s.shards);
+    sw_new_files_close(&s.files);
     return ret;
 }
 
 int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                   sw_model_fetch fetch, void *ctx) {
     assert(model->weights);
-    return sw_model_write(model, model->weights->config, model->dir, dir, dtype,
-                          SW_MODEL_SHARD_BYTES_MAX, fetch, ctx);
+    return sw_model_write(model, model->weights->config, model->dir, dir, dtype, SW_SHARD_BYTES_MAX,
+                          fetch, ctx);
 }
 
 uint64_t sw_model_saved_bytes(const struct sw_model *model, enum sw_dtype dtype) {
