@@ -139,6 +139,13 @@ void sw_adam_record_map(struct sw_adam_chunk *chunk, void *record);
 void sw_adam_start(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t count,
                    const float *masters);
 
+/* Gives elements [first, first + count) these values; with 8-bit moments whole blocks. A block of
+ * values that codes stand for gets such codes again, others are rounded to the nearest code.
+ * Returns how many moments were changed by that, or -EDOM: a variance is negative or not a number,
+ * or a value is not finite where the form has none such (split masters, codes). */
+int64_t sw_adam_write(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t count,
+                      const float *masters, const float *momentum, const float *variance);
+
 /* Reads back elements [first, first + count) as FP32; out pointers may be NULL. */
 void sw_adam_read(const struct sw_adam_chunk *chunk, uint64_t first, uint64_t count, float *master,
                   float *momentum, float *variance);

@@ -190,9 +190,9 @@ void sw_model_close(struct sw_model *model) {
     memset(model, 0, sizeof(*model));
 }
 
-void sw_model_read_places(const struct sw_model *model,
-                          struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
-                          uint64_t first, uint64_t count, float *out) {
+static void read_unit(const struct sw_model *model,
+                      struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
+                      uint64_t first, uint64_t count, float *out) {
     assert(unit < model->unit_count);
     const struct sw_unit *u = &model->units[unit];
     assert(first <= u->count && count <= u->count - first);
@@ -218,10 +218,20 @@ void sw_model_read_places(const struct sw_model *model,
     assert(at == end);
 }
 
+void sw_model_read_places(const struct sw_model *model,
+                          struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
+                          uint64_t first, uint64_t count, float *out) {
+    const uint64_t elements = model->units[unit].count;
+    const uint64_t left = first < elements ? elements - first : 0;
+    const uint64_t there = count < left ? count : left;
+    if (there) read_unit(model, places, unit, first, there, out);
+    memset(out + there, 0, (count - there) * sizeof(*out));
+}
+
 void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
                    float *out) {
     assert(model->weights);
-    sw_model_read_places(model, model->weights->places, unit, first, count, out);
+    read_unit(model, model->weights->places, unit, first, count, out);
 }
 
 uint64_t sw_model_fingerprint(const struct sw_model *model) {

@@ -21,7 +21,8 @@ int sw_model_parse_config(struct sw_model_config *config, const json_t *root, co
 enum { SW_MODEL_PARTS_BY_RULE = 0 };
 int sw_model_open_json(struct sw_model *model, const char *path, uint32_t parts, json_t **root);
 
-/* sw_model_read() of what `places` has in the place of the weights. */
+/* sw_model_read() of what `places` has in the place of the weights; beyond the unit's end, where
+ * ranks pad their shards, all is 0. */
 void sw_model_read_places(const struct sw_model *model,
                           struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
                           uint64_t first, uint64_t count, float *out);

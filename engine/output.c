@@ -256,6 +256,18 @@ int sw_output_take(const char *out, int *made, int *held) {
     return ret;
 }
 
+int sw_output_make_empty(const char *who, const char *path, int *made) {
+    *made = mkdir(path, 0777) == 0;
+    if (*made) return 0;
+    char name[NAME_MAX + 1];
+    int ret = errno == EEXIST ? find_entry(path, 0, NULL, NULL, name, sizeof(name)) : -errno;
+    if (ret < 0) sw_error("%s: cannot make the folder %s: %s", who, path, strerror(-ret));
+    if (ret <= 0) return ret;
+    sw_error("%s: the folder %s is not empty (it holds %s); nothing is written over", who, path,
+             name);
+    return -EEXIST;
+}
+
 int sw_output_empty(const char *out, const char *log, const char *trace) {
     DIR *d = opendir(out);
     int ret = d ? 0 : -errno;

@@ -33,6 +33,10 @@ int sw_output_check_file(const char *option, const char *path);
 int sw_output_check_kind(const char *option, const char *path, int replaced);
 int sw_output_check_folder(const char *option, const char *path, const char *model_dir);
 
+/* Makes the folder (*made), or takes one that is empty: -EEXIST otherwise. `who` begins the error.
+ */
+int sw_output_make_empty(const char *who, const char *path, int *made);
+
 /* Whether a whole model lies in `out`. */
 int sw_output_has_model(const char *out);
 

@@ -53,18 +53,23 @@ struct sw_safetensors_entry {
 struct sw_safetensors_writer {
     char *path;
     int fd;
-    uint64_t data_bytes, written_bytes; /* promised by the header, and streamed so far */
+    uint64_t data_first;                /* byte of the file where the data section begins */
+    uint64_t data_bytes, written_bytes; /* promised by the header, and written so far */
 };
 
 /* The most that one entry adds to a header, so that a caller can split before the limit. */
 uint64_t sw_safetensors_entry_bytes(const char *name);
 
 /* Creates (or empties) the file and writes its header, padded to 8 bytes; then the data of all
- * tensors follows in order through write; close checks that all of it came and makes it durable. */
+ * tensors follows in order through write, or in pieces of any order, each byte once, through
+ * write_at (first: byte of the data section); finish checks that all of it came and makes it
+ * durable. */
 int sw_safetensors_create(struct sw_safetensors_writer *writer, const char *path,
                           const struct sw_safetensors_entry *entries, uint32_t count,
                           enum sw_dtype dtype);
 int sw_safetensors_write(struct sw_safetensors_writer *writer, const void *data, uint64_t bytes);
+int sw_safetensors_write_at(struct sw_safetensors_writer *writer, uint64_t first, const void *data,
+                            uint64_t bytes);
 int sw_safetensors_finish(struct sw_safetensors_writer *writer);
 void sw_safetensors_abort(struct sw_safetensors_writer *writer); /* closes and removes the file */
 

@@ -44,11 +44,16 @@ static json_t *header_json(const struct sw_safetensors_entry *entries, uint32_t 
     return root;
 }
 
-static int write_all(struct sw_safetensors_writer *writer, const void *data, uint64_t bytes) {
+enum { STREAM = -1 };
+
+/* At a byte of the file, or where the stream is. */
+static int write_all(struct sw_safetensors_writer *writer, int64_t at, const void *data,
+                     uint64_t bytes) {
     const char *next = data;
     while (bytes > 0) {
-        const ssize_t done =
-            write(writer->fd, next, bytes < WRITE_BYTES_MAX ? (size_t)bytes : WRITE_BYTES_MAX);
+        const size_t piece = bytes < WRITE_BYTES_MAX ? (size_t)bytes : WRITE_BYTES_MAX;
+        const ssize_t done = at == STREAM ? write(writer->fd, next, piece)
+                                          : pwrite(writer->fd, next, piece, (off_t)at);
         if (done < 0) {
             if (errno == EINTR) continue;
             const int ret = -errno;
@@ -57,6 +62,7 @@ static int write_all(struct sw_safetensors_writer *writer, const void *data, uin
         }
         next += done;
         bytes -= (uint64_t)done;
+        if (at != STREAM) at += done;
     }
     return 0;
 }
@@ -69,11 +75,12 @@ static int write_header(struct sw_safetensors_writer *writer, const char *text) 
                  length, SW_SAFETENSORS_HEADER_BYTES_MAX);
         return -EFBIG;
     }
+    writer->data_first = 8 + length;
     uint8_t prefix[8];
     for (int i = 0; i < 8; i++) prefix[i] = (uint8_t)(length >> 8 * i);
-    int ret = write_all(writer, prefix, sizeof(prefix));
-    if (ret == 0) ret = write_all(writer, text, text_bytes);
-    if (ret == 0) ret = write_all(writer, "       ", length - text_bytes);
+    int ret = write_all(writer, STREAM, prefix, sizeof(prefix));
+    if (ret == 0) ret = write_all(writer, STREAM, text, text_bytes);
+    if (ret == 0) ret = write_all(writer, STREAM, "       ", length - text_bytes);
     return ret;
 }
 
@@ -107,7 +114,15 @@ fail:
 
 int sw_safetensors_write(struct sw_safetensors_writer *writer, const void *data, uint64_t bytes) {
     assert(writer->fd >= 0 && bytes <= writer->data_bytes - writer->written_bytes);
-    const int ret = write_all(writer, data, bytes);
+    const int ret = write_all(writer, STREAM, data, bytes);
+    if (ret == 0) writer->written_bytes += bytes;
+    return ret;
+}
+
+int sw_safetensors_write_at(struct sw_safetensors_writer *writer, uint64_t first, const void *data,
+                            uint64_t bytes) {
+    assert(writer->fd >= 0 && first <= writer->data_bytes && bytes <= writer->data_bytes - first);
+    const int ret = write_all(writer, (int64_t)(writer->data_first + first), data, bytes);
     if (ret == 0) writer->written_bytes += bytes;
     return ret;
 }

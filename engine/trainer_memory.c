@@ -106,11 +106,6 @@ static int check_step(const struct sw_trainer *t) {
     return -ENOMEM;
 }
 
-/* Equal shards, each of whole blocks where there are several. */
-static uint64_t shard_of(uint64_t elements, uint32_t ranks) {
-    return ranks == 1 ? elements : sw_round_up((elements + ranks - 1) / ranks, SW_ADAM_BLOCK);
-}
-
 int sw_trainer_size(struct sw_trainer *t) {
     const uint32_t layers = t->model.config.layers;
     if (t->options.checkpoint_every > layers) t->options.checkpoint_every = layers;
@@ -123,7 +118,7 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->shard_elements = calloc(t->model.unit_count, sizeof(*t->shard_elements));
     if (!t->shard_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        t->shard_elements[u] = shard_of(t->model.units[u].count, t->world_ranks);
+        t->shard_elements[u] = sw_placement_shard(t->model.units[u].count, t->world_ranks);
     struct sw_shortfall shortfall;
     const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;

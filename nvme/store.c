@@ -290,6 +290,37 @@ void sw_nvme_sync_folder(const char *folder) {
     close(fd);
 }
 
+static int open_existing(struct sw_nvme_file *file) {
+    file->fd = open(file->path, O_RDONLY | O_CLOEXEC);
+    int ret = file->fd < 0 ? -errno : 0;
+    if (ret < 0)
+        sw_error("nvme: cannot open '%s': %s", file->path, strerror(-ret));
+    else
+        ret = lock_file(file);
+    if (ret != -ESTALE) return ret;
+    sw_error("nvme: '%s' was removed by the run that had it", file->path);
+    return -ENOENT;
+}
+
+static int check_size(const struct sw_nvme_file *file, uint64_t size) {
+    struct stat st;
+    if (fstat(file->fd, &st)) return -errno;
+    if ((uint64_t)st.st_size >= size) return 0;
+    sw_error(
+        "nvme: '%s' has %llu bytes and its layout takes %llu: it was cut, or it is not of this "
+        "store",
+        file->path, (unsigned long long)st.st_size, (unsigned long long)size);
+    return -EINVAL;
+}
+
+/* Room for all chunks, in files that this store may write to. */
+static int reserve(struct sw_nvme_store *store) {
+    int ret = check_space(store);
+    for (uint32_t i = 0; i < store->file_count && !ret; i++)
+        ret = preallocate(&store->files[i], store->files[i].bytes * store->homes);
+    return ret;
+}
+
 static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_options *o) {
     for (uint32_t i = 0; i < store->file_count; i++) {
         struct sw_nvme_file *file = &store->files[i];
@@ -300,12 +331,12 @@ static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_optio
             return -ENOMEM;
         }
         int ret = check_folder(file->folder);
-        if (!ret) ret = open_file(file);
+        if (!ret) ret = o->read_only ? open_existing(file) : open_file(file);
         if (ret) return ret;
     }
-    int ret = check_space(store);
-    for (uint32_t i = 0; i < store->file_count && !ret; i++)
-        ret = preallocate(&store->files[i], store->files[i].bytes * store->homes);
+    int ret = o->read_only ? 0 : reserve(store);
+    for (uint32_t i = 0; i < store->file_count && !ret && o->read_only; i++)
+        ret = check_size(&store->files[i], store->files[i].bytes * store->homes);
     for (uint32_t i = 0; i < store->file_count && !ret; i++) {
         try_direct(&store->files[i]);
         if (store->files[i].created) sw_nvme_sync_folder(store->files[i].folder);

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "base/bf16.h"
+#include "base/size.h"
 #include "cpu_adam/adam.h"
 #include "offload/tiers.h"
 #include "offload/unit_order.h"
@@ -130,6 +131,12 @@ struct sw_byte_row {
     uint64_t bytes;
 };
 enum { SW_BYTE_ROWS_MAX = 40 };
+
+/* Elements of a unit's equal shards; of whole blocks where there are several. */
+static inline uint64_t sw_placement_shard(uint64_t elements, uint32_t shards) {
+    return shards == 1 ? elements
+                       : sw_round_up((elements + shards - 1) / shards, SW_ADAM_BLOCK);
+}
 
 /* How many chunks that will be. */
 uint64_t sw_placement_chunks(const struct sw_placement_input *input);

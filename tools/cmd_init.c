@@ -2,15 +2,11 @@
  */
 #include "tools/commands.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/stat.h>
 
-#include "base/log.h"
 #include "engine/model.h"
+#include "engine/output.h"
 #include "tools/command_line.h"
 
 struct init_options {
@@ -62,28 +58,6 @@ static const struct sw_command command = {
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
 
-/* Makes the folder; one that has anything in it is not written to. */
-static int make_empty(const char *path) {
-    if (mkdir(path, 0777) == 0) return 0;
-    if (errno != EEXIST) {
-        const int ret = -errno;
-        sw_error("init: cannot make the folder %s: %s", path, strerror(-ret));
-        return ret;
-    }
-    DIR *dir = opendir(path);
-    if (!dir) {
-        const int ret = -errno;
-        sw_error("init: cannot open the folder %s: %s", path, strerror(-ret));
-        return ret;
-    }
-    int entries = 0;
-    while (readdir(dir)) entries++;
-    closedir(dir);
-    if (entries <= 2) return 0; /* itself and its parent */
-    sw_error("init: the folder %s is not empty; nothing is written over", path);
-    return -EEXIST;
-}
-
 int sw_cmd_init(int argc, char **argv) {
     struct init_options options = {.dtype = SW_BF16};
     struct sw_parsed parsed;
@@ -93,8 +67,9 @@ int sw_cmd_init(int argc, char **argv) {
     if (parse == 0) {
         /* The configuration first, so that a bad one leaves no folder behind. */
         struct sw_model model;
+        int made;
         int ret = sw_model_open_config(&model, options.config);
-        if (ret == 0) ret = make_empty(options.out);
+        if (ret == 0) ret = sw_output_make_empty("init", options.out, &made);
         if (ret == 0) ret = sw_model_init(options.config, options.out, options.seed, options.dtype);
         if (ret == 0)
             printf("%s: %llu parameters, %s, seed %llu\n", options.out,
