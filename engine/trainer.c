@@ -208,6 +208,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
         identify(t);
         ret = sw_trainer_check_resume(t);
     }
+    if (ret == 0) ret = sw_trainer_open_import(t);
     if (ret == 0) ret = build_turns(t);
     if (ret == 0) ret = sw_trainer_agree(t);
     if (ret < 0) {
@@ -285,6 +286,7 @@ static int start(struct sw_trainer *t) {
     if (ret == 0 && first) ret = check_space(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
+    if (ret == 0) ret = sw_trainer_end_import(t);
     if (ret == 0) announce_team(t);
     if (ret == 0) announce_ranks(t);
     if (ret == 0 && first) ret = sw_trace_open(&t->trace, o->trace, t->rank_count);
@@ -306,6 +308,7 @@ int sw_trainer_close(struct sw_trainer *t) {
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
+    sw_trainer_close_import(t);
     free(t->resumed.entries);
     sw_team_close(t->team);
     sw_core_share_close(t->cores);
@@ -351,6 +354,9 @@ uint64_t sw_trainer_start_step(const struct sw_trainer *t) {
 }
 int sw_trainer_is_first(const struct sw_trainer *t) {
     return t->first_rank == 0;
+}
+int sw_trainer_was_imported(const struct sw_trainer *t) {
+    return t->options.import_dir && !t->resuming && !t->done_before;
 }
 int sw_trainer_done_before(const struct sw_trainer *t) {
     return t->done_before;

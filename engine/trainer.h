@@ -57,7 +57,7 @@ struct sw_refusal {
     uint32_t shorter_rows; /* without a remedy: the --seq-len with which a run would fit, or 0 */
 };
 
-enum sw_beside_steps { SW_LOADING, SW_EVALUATING, SW_SAVING };
+enum sw_beside_steps { SW_LOADING, SW_EVALUATING, SW_SAVING, SW_EXPORTING };
 
 struct sw_trainer_hooks {
     void *ctx;
@@ -102,8 +102,12 @@ int sw_trainer_start(struct sw_trainer *t);
  * model's files or a commit. A unit or a piece of one at a time: nothing was held twice. */
 uint64_t sw_trainer_loaded_bytes(const struct sw_trainer *t);
 
-/* Steps done before this process, by the commit that --resume found; 0 without one. After start. */
+/* Steps done before this process, by the commit that --resume found, or by what was imported; 0
+ * without either. After start. */
 uint64_t sw_trainer_start_step(const struct sw_trainer *t);
+
+/* Whether the run begins with --import, which a commit to go on from comes before. After open. */
+int sw_trainer_was_imported(const struct sw_trainer *t);
 
 /* Bytes this process has written to the drives: records and commits. Any thread. */
 uint64_t sw_trainer_written_bytes(const struct sw_trainer *t);

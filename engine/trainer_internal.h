@@ -1,8 +1,8 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
  * trainer_memory.c (pools), trainer_load.c (what they begin with, and weights in and out of their
- * tiers), trainer_store.c (the store and its commits), trainer_spill.c (what else is on NVMe),
- * trainer_lanes.c and trainer_compute.c (what each task does), trainer_run.c (the loop, evaluation
- * and saving).
+ * tiers), trainer_store.c (the store and its commits), trainer_import.c (a begin from an export),
+ * trainer_spill.c (what else is on NVMe), trainer_lanes.c and trainer_compute.c (what each task
+ * does), trainer_run.c (the loop, evaluation and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
  * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
@@ -17,6 +17,7 @@
 #include "engine/collective.h"
 #include "engine/executor.h"
 #include "engine/identity.h"
+#include "engine/import.h"
 #include "engine/llama.h"
 #include "engine/throttle.h"
 #include "engine/trace.h"
@@ -194,6 +195,7 @@ struct sw_trainer {
     struct sw_commit resumed; /* the commit that this run goes on from */
     int resuming, finished;   /* finished: the model is saved, the store no longer needed */
     int done_before;          /* --resume found the result */
+    struct sw_import *import; /* what the run begins with, until it is loaded; NULL: nothing */
     uint64_t start_step;
     uint64_t committed_step; /* or SW_NO_COMMIT; commit lane, or the trainer's thread when idle */
 
@@ -424,6 +426,20 @@ int sw_trainer_read_record(struct sw_rank *r, uint32_t c, void *record);
 /* Compares the checksum of what was read from the chunk's newest home with that of what was
  * written: 0 or -EIO, reported with file, chunk and step. */
 int sw_trainer_check_bytes(const struct sw_rank *r, uint32_t c, uint64_t step, uint32_t have);
+
+/* A chunk's record into its next home, with idle lanes. */
+int sw_trainer_write_record(struct sw_rank *r, uint32_t c, void *record);
+/* A record into its tier (device, host), and its masters, rounded, to where the weights are kept.
+ */
+int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record);
+
+/* trainer_import.c: nothing without --import, or where --resume has something to go on from. Opens
+ * and checks; makes a chunk's record and places it; begins where the export stood, with a commit
+ * where the run makes any. */
+int sw_trainer_open_import(struct sw_trainer *t);
+int sw_trainer_import_chunk(struct sw_rank *r, uint32_t c, void *record);
+int sw_trainer_end_import(struct sw_trainer *t);
+void sw_trainer_close_import(struct sw_trainer *t);
 
 /* trainer_enter.c: what each lane's thread keeps, made before the first step. */
 int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, uint32_t rank, struct sw_stream *stream);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "base/log.h"
 #include "base/size.h"
+#include "engine/model_internal.h"
 
 /* ---- weights in and out ---- */
 
@@ -90,12 +91,10 @@ int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, e
 /* The model's values of a chunk's elements [first, first + count); padding of shards is zero. */
 static void read_model(const struct sw_rank *r, uint32_t c, uint64_t first, uint64_t count,
                        float *out) {
+    const struct sw_model *model = &r->t->model;
     const struct sw_chunk *chunk = &r->t->placement.chunks[c];
-    const uint64_t at = sw_shard_first(r, chunk->unit) + chunk->first + first;
-    const uint64_t elements = r->t->model.units[chunk->unit].count;
-    const uint64_t left = at < elements ? elements - at : 0, there = count < left ? count : left;
-    if (there) sw_model_read(&r->t->model, chunk->unit, at, there, out);
-    memset(out + there, 0, (count - there) * sizeof(*out));
+    sw_model_read_places(model, model->weights->places, chunk->unit,
+                         sw_shard_first(r, chunk->unit) + chunk->first + first, count, out);
 }
 
 void sw_trainer_start_chunk(const struct sw_rank *r, uint32_t c, void *record) {
@@ -177,14 +176,17 @@ static int load_record(struct sw_rank *r, uint32_t c, void *buffer) {
     return ret < 0 ? ret : r->device.ops->stream_sync(r->stream);
 }
 
-/* What a chunk puts into tiers at load; an NVMe record is written by its first update. */
+/* What a chunk puts into tiers at load; an NVMe record that is not imported is written by its first
+ * update. */
 static uint64_t load_bytes(const struct sw_trainer *t, uint32_t c) {
     const struct sw_chunk *chunk = &t->placement.chunks[c];
-    return sw_trainer_weight_bytes(t, c) + (chunk->tier == SW_TIER_NVME ? 0 : chunk->record_bytes);
+    const int later = chunk->tier == SW_TIER_NVME && !t->import;
+    return sw_trainer_weight_bytes(t, c) + (later ? 0 : chunk->record_bytes);
 }
 
 static int load_chunk(struct sw_rank *r, uint32_t c, void *record) {
     if (sw_trainer_is_committed(r, c)) return sw_trainer_restore_chunk(r, c, record);
+    if (r->t->import) return sw_trainer_import_chunk(r, c, record);
     const int ret = load_weights(r, c);
     return ret < 0 ? ret : load_record(r, c, record);
 }

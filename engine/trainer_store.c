@@ -226,11 +226,10 @@ int sw_trainer_read_record(struct sw_rank *r, uint32_t c, void *record) {
     return sw_trainer_check_bytes(r, c, t->reported, sw_crc32c(0, record, payload_bytes(t, c)));
 }
 
-static int write_resident(struct sw_rank *r, uint32_t c, void *record) {
+int sw_trainer_write_record(struct sw_rank *r, uint32_t c, void *record) {
     struct sw_trainer *t = r->t;
     const uint32_t stored = sw_store_chunk(r, c), home = sw_homes_next(&t->homes, stored);
-    int ret = fetch_resident(r, c, record);
-    if (ret == 0) ret = move(r, c, home, 1, record);
+    const int ret = move(r, c, home, 1, record);
     if (ret == 0)
         sw_homes_wrote(&t->homes, stored, home, sw_crc32c(0, record, payload_bytes(t, c)));
     return ret;
@@ -243,8 +242,10 @@ int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
     int ret = 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
         if (t->placement.chunks[c].tier == SW_TIER_NVME) continue;
-        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
-            ret = write_resident(&t->ranks[i], c, record);
+        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) {
+            ret = fetch_resident(&t->ranks[i], c, record);
+            if (ret == 0) ret = sw_trainer_write_record(&t->ranks[i], c, record);
+        }
     }
     free(record);
     return ret < 0 ? ret : sw_trainer_commit(t, step, t->updates, t->skips_in_a_row);
@@ -356,6 +357,20 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
     return 0;
 }
 
+int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record) {
+    const struct sw_chunk *placed = &r->t->placement.chunks[c];
+    int ret = 0;
+    if (placed->tier == SW_TIER_HOST)
+        memcpy(r->host_state + placed->record_offset, record, placed->record_bytes);
+    if (placed->tier == SW_TIER_DEVICE)
+        ret = r->device.ops->copy_h2d(r->stream, r->device_state + placed->record_offset, record,
+                                      placed->record_bytes);
+    if (ret == 0) ret = r->device.ops->stream_sync(r->stream);
+    if (ret < 0) return ret;
+    sw_trainer_round_masters(r, c, record, r->t->weight_buffer);
+    return sw_trainer_put_weights(r, c);
+}
+
 int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record) {
     struct sw_trainer *t = r->t;
     const struct sw_chunk *placed = &t->placement.chunks[c];
@@ -370,16 +385,7 @@ int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record) {
     if (ret == 0)
         ret = sw_trainer_check_bytes(r, c, t->resumed.step,
                                      sw_crc32c(0, record, payload_bytes(t, c)));
-    if (ret < 0) return ret;
-    if (placed->tier == SW_TIER_HOST)
-        memcpy(r->host_state + placed->record_offset, record, placed->record_bytes);
-    if (placed->tier == SW_TIER_DEVICE)
-        ret = r->device.ops->copy_h2d(r->stream, r->device_state + placed->record_offset, record,
-                                      placed->record_bytes);
-    if (ret == 0) ret = r->device.ops->stream_sync(r->stream);
-    if (ret < 0) return ret;
-    sw_trainer_round_masters(r, c, record, t->weight_buffer);
-    return sw_trainer_put_weights(r, c);
+    return ret < 0 ? ret : sw_trainer_place_record(r, c, record);
 }
 
 int sw_trainer_is_committed(const struct sw_rank *r, uint32_t c) {

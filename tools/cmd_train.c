@@ -17,43 +17,11 @@
 #include "tools/kill_watch.h"
 #include "tools/progress.h"
 #include "tools/run_log.h"
-#include "tools/signals.h"
+#include "tools/stop_signal.h"
 
 #ifndef SW_VERSION
 #define SW_VERSION "unknown"
 #endif
-
-/* The signal that asked for a stop; 0: none. */
-static atomic_int stop_signal;
-
-static void on_signal(int number) {
-    static const char first[] =
-        "\nspillway: finishing the step, then saving; once more to leave at "
-        "once, without saving\n";
-    int none = 0;
-    if (!atomic_compare_exchange_strong(&stop_signal, &none, number)) {
-        sw_kill_watch_end();
-        _exit(128 + number);
-    }
-    const ssize_t ignored = write(STDERR_FILENO, first, sizeof(first) - 1);
-    (void)ignored;
-}
-
-static void on_bus_error(int number) {
-    static const char text[] = "spillway: error: an input file became shorter while it was read\n";
-    const ssize_t ignored = write(STDERR_FILENO, text, sizeof(text) - 1);
-    (void)ignored;
-    (void)number;
-    sw_kill_watch_end();
-    _exit(SW_EXIT_FAILED);
-}
-
-static void watch_signals(void) {
-    signal(SIGBUS, on_bus_error);
-    sw_catch_signal(SIGINT, on_signal);
-    sw_catch_signal(SIGTERM, on_signal);
-    sw_catch_signal(SIGHUP, on_signal);
-}
 
 struct run {
     int argc;
@@ -281,6 +249,24 @@ static void tell_commit(struct run *run) {
              (unsigned long long)committed);
 }
 
+/* Where the run begins, unless that is step 0 of a new one. */
+static void tell_begin(const struct run *run, uint64_t start) {
+    const char *import = run->options.import_dir;
+    const int imported = sw_trainer_was_imported(run->trainer);
+    if (start > 0 && !imported) {
+        printf("resumed: going on after step %llu\n", (unsigned long long)start);
+        if (import)
+            printf("--import %s is not read: --resume found a commit to go on from\n", import);
+        sw_run_log_event(run->log, "resumed_from", start, NULL);
+    } else if (run->options.resume) {
+        printf("resumed: nothing is committed; starting %s\n",
+               imported ? "with --import" : "at step 0");
+    }
+    if (!imported) return;
+    printf("imported: going on after step %llu of %s\n", (unsigned long long)start, import);
+    sw_run_log_event(run->log, "imported", start, json_pack("{s:s}", "dir", import));
+}
+
 static int train(struct run *run) {
     const uint64_t began_ns = sw_now_ns();
     int ret = sw_trainer_start(run->trainer);
@@ -294,12 +280,7 @@ static int train(struct run *run) {
     const uint64_t start = sw_trainer_start_step(run->trainer);
     print_loaded(run, began_ns);
     log_start(run);
-    if (start > 0) {
-        printf("resumed: going on after step %llu\n", (unsigned long long)start);
-        sw_run_log_event(run->log, "resumed_from", start, NULL);
-    } else if (run->options.resume) {
-        printf("resumed: nothing is committed; starting at step 0\n");
-    }
+    tell_begin(run, start);
     if (sw_trainer_store_mode(run->trainer)[0])
         printf("store: %s\n", sw_trainer_store_mode(run->trainer));
     uint64_t stopped_at = 0;
@@ -332,7 +313,9 @@ int sw_cmd_train(int argc, char **argv) {
         sw_parsed_close(&run.parsed);
         return SW_EXIT_FAILED;
     }
-    watch_signals();
+    sw_stop_watch(
+        "\nspillway: finishing the step, then saving; once more to leave at once, without "
+        "saving\n");
     sw_progress_begin(&run.progress);
     const struct sw_trainer_hooks hooks = {.ctx = &run,
                                            .on_step = on_step,
@@ -340,7 +323,7 @@ int sw_cmd_train(int argc, char **argv) {
                                            .on_eval = on_eval,
                                            .on_progress = on_progress,
                                            .on_saved = on_saved,
-                                           .stop = &stop_signal};
+                                           .stop = &sw_stop_signal};
     ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
     if (ret == 0) {
         keep_quiet(&run);
@@ -356,5 +339,5 @@ int sw_cmd_train(int argc, char **argv) {
     sw_parsed_close(&run.parsed);
     sw_kill_watch_end();
     if (ret < 0) return SW_EXIT_FAILED;
-    return ret == 1 ? 128 + atomic_load(&stop_signal) : SW_EXIT_OK;
+    return ret == 1 ? 128 + atomic_load(&sw_stop_signal) : SW_EXIT_OK;
 }

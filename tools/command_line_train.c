@@ -49,6 +49,8 @@ static const struct sw_option options_table[] = {
     {"out", .section = "Files", TEXT("DIR", out), .marks = SW_REQUIRED,
      .help = "folder for the trained model, empty or not yet there"},
     {"resume", .section = "Files", FLAG(resume), .help = "go on from the last commit of the store"},
+    {"import", .section = "Files", TEXT("DIR", import_dir),
+     .help = "begin with an optimizer that spillway export wrote, at its step"},
     {"restart", .section = "Files", FLAG(restart),
      .help = "begin anew in an --out that is not empty"},
     {"keep-store", .section = "Files", FLAG(keep_store),
@@ -251,9 +253,10 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
         return contradiction("--gradients has no effect with --optimizer device: they wait there");
     if (o->sim.comm_bytes && o->ranks == 1)
         return contradiction("--sim-comm has no effect with one rank");
-    if (o->sim.flops && (o->val || o->save_every || o->resume || o->keep_store || o->digest))
+    if (o->sim.flops &&
+        (o->val || o->save_every || o->resume || o->keep_store || o->digest || o->import_dir))
         return contradiction("--sim-flops trains nothing: without --val, --save-every, --resume, "
-                             "--keep-store and --digest");
+                             "--import, --keep-store and --digest");
     if (o->eval_every > 0 && !o->val)
         return contradiction("--eval-every has no effect without --val");
     if (o->schedule == SW_SCHEDULE_CONSTANT && sw_option_origin(parsed, "min-lr"))

@@ -4,6 +4,7 @@
 #define TOOLS_COMMANDS_H
 
 int sw_cmd_train(int argc, char **argv);
+int sw_cmd_export(int argc, char **argv);
 int sw_cmd_inspect(int argc, char **argv);
 int sw_cmd_init(int argc, char **argv);
 int sw_cmd_doctor(int argc, char **argv);

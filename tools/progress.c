@@ -78,13 +78,15 @@ void sw_progress_step(struct sw_progress *p, const struct sw_step_report *r) {
 
 void sw_progress_beside(struct sw_progress *p, enum sw_beside_steps work, uint64_t done,
                         uint64_t total) {
+    static const char *const names[] = {
+        [SW_LOADING] = "loading", [SW_SAVING] = "saving", [SW_EXPORTING] = "exporting"};
     if (!is_due(p, 0)) return;
     char line[LINE_MAX_CHARS], part[32], all[32];
     if (work == SW_EVALUATING)
         snprintf(line, sizeof(line), "validation: row %llu of %llu", (unsigned long long)done,
                  (unsigned long long)total);
     else
-        snprintf(line, sizeof(line), "%s: %s of %s", work == SW_LOADING ? "loading" : "saving",
+        snprintf(line, sizeof(line), "%s: %s of %s", names[work],
                  sw_size_print(done, part, sizeof(part)), sw_size_print(total, all, sizeof(all)));
     show(p, line);
 }

@@ -1,0 +1,13 @@
+/* tools/stop_signal.h - Ctrl-C and TERM: the first asks for a stop, the second leaves at once. */
+#ifndef TOOLS_STOP_SIGNAL_H
+#define TOOLS_STOP_SIGNAL_H
+#include <stdatomic.h>
+
+/* The signal that asked for a stop; 0: none. */
+extern atomic_int sw_stop_signal;
+
+/* From now on; `said` is printed at the first signal. A bus error, which is an input file that
+ * became shorter, ends the program with its reason. */
+void sw_stop_watch(const char *said);
+
+#endif
