@@ -113,33 +113,22 @@ static uint8_t nearest(const struct block *b, float value, float scale) {
     return (uint8_t)(code | ((code == 0) & (value > 0)));
 }
 
-/* Codes the block with this scale; how many values that changes. */
-static uint64_t code_with(struct block *b, float scale) {
-    uint64_t changed = 0;
-    for (uint64_t i = 0; i < b->count; i++) {
-        b->codes[i] = nearest(b, b->values[i], scale);
-        changed += sw_f32_bits(decode(b, b->codes[i], scale)) != sw_f32_bits(b->values[i]);
-    }
-    return changed;
-}
-
-/* Several scales give the same largest value, and one of them the others that codes stand for: all
- * neighbours are tried before a value is rounded. */
+/* Codes the block; how many values that changes. The scale is the one that the largest value was
+ * made with, if a code made it: s = 16 n / 15 rounded is found again from 15 s / 16 rounded, as no
+ * such s lies in the middle between two of those. */
 static uint64_t code_block(struct block *b, float *scale) {
-    static const int steps[] = {0, -1, 1, -2, 2};
     uint32_t top = 0;
     for (uint64_t i = 0; i < b->count; i++) {
         const uint32_t bits = sw_f32_bits(b->values[i]) & 0x7FFFFFFFu;
         top = bits > top ? bits : top;
     }
-    const float first = sw_f32_from_bits(top) / SW_8BIT_TOP;
-    for (size_t s = 0; s < sizeof(steps) / sizeof(steps[0]); s++) {
-        if (steps[s] && first < FLT_MIN) break;
-        *scale = sw_f32_from_bits(sw_f32_bits(first) + (uint32_t)steps[s]);
-        if (code_with(b, *scale) == 0) return 0;
+    *scale = sw_f32_from_bits(top) / SW_8BIT_TOP;
+    uint64_t changed = 0;
+    for (uint64_t i = 0; i < b->count; i++) {
+        b->codes[i] = nearest(b, b->values[i], *scale);
+        changed += sw_f32_bits(decode(b, b->codes[i], *scale)) != sw_f32_bits(b->values[i]);
     }
-    *scale = first;
-    return code_with(b, first);
+    return changed;
 }
 
 static uint64_t write_codes(const struct sw_adam_chunk *c, uint64_t first, uint64_t count,

@@ -157,11 +157,10 @@ static int open_store(struct export *x) {
                                             .record_bytes = bytes,
                                             .chunk_count = count,
                                             .homes = 2,
-                                            .shares = drives.striped ? drives.shares : NULL,
-                                            .read_only = 1};
+                                            .shares = drives.striped ? drives.shares : NULL};
     const struct sw_nvme_queue_options queue = {.depth = drives.depth,
                                                 .block_bytes = drives.block_bytes};
-    ret = sw_nvme_open(&x->store, &options);
+    ret = sw_nvme_open_existing(&x->store, &options);
     if (ret == 0) ret = sw_nvme_queue_open(&x->queue, x->store, &queue);
     free(bytes);
     return ret;

@@ -35,8 +35,6 @@ struct sw_nvme_options {
     /* Per folder, > 0: its part of the bytes, such as its speed in MB/s. NULL: even. Part of the
      * layout: the records are found again with the same shares only. */
     const uint32_t *shares;
-    /* The files must be there, as long as this layout; they are locked and not written to. */
-    int read_only;
 };
 
 struct sw_nvme_req {
@@ -56,10 +54,13 @@ struct sw_nvme_mode {
     uint32_t block_bytes, depth;                      /* of the queue, per drive */
 };
 
-/* Creates the files and preallocates them, or with read_only opens them as they are (-EINVAL: too
- * short for the layout). -ENOSPC names needed and free bytes, -ENOENT, -EROFS,
+/* Creates the files and preallocates them. -ENOSPC names needed and free bytes, -ENOENT, -EROFS,
  * -EACCES name the folder, -EEXIST a store of that name that another process holds. */
 int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *options);
+
+/* The same for a store that is there: it is locked, to be read alone, and no file is made or sized.
+ * -EINVAL: one is too short for the layout. */
+int sw_nvme_open_existing(struct sw_nvme_store **out, const struct sw_nvme_options *options);
 
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);

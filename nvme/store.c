@@ -321,7 +321,8 @@ static int reserve(struct sw_nvme_store *store) {
     return ret;
 }
 
-static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_options *o) {
+static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_options *o,
+                         int existing) {
     for (uint32_t i = 0; i < store->file_count; i++) {
         struct sw_nvme_file *file = &store->files[i];
         file->folder = strdup(o->folders[i]);
@@ -331,11 +332,11 @@ static int prepare_files(struct sw_nvme_store *store, const struct sw_nvme_optio
             return -ENOMEM;
         }
         int ret = check_folder(file->folder);
-        if (!ret) ret = o->read_only ? open_existing(file) : open_file(file);
+        if (!ret) ret = existing ? open_existing(file) : open_file(file);
         if (ret) return ret;
     }
-    int ret = o->read_only ? 0 : reserve(store);
-    for (uint32_t i = 0; i < store->file_count && !ret && o->read_only; i++)
+    int ret = existing ? 0 : reserve(store);
+    for (uint32_t i = 0; i < store->file_count && !ret && existing; i++)
         ret = check_size(&store->files[i], store->files[i].bytes * store->homes);
     for (uint32_t i = 0; i < store->file_count && !ret; i++) {
         try_direct(&store->files[i]);
@@ -360,7 +361,7 @@ static void release(struct sw_nvme_store *store, int unlink_all, int unlink_crea
     free(store);
 }
 
-int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
+static int open_store(struct sw_nvme_store **out, const struct sw_nvme_options *o, int existing) {
     assert(out && o && o->folders && o->name && *o->name);
     assert(o->folder_count >= 1 && o->folder_count <= SW_NVME_FILES_MAX);
     assert(o->homes == 1 || o->homes == 2);
@@ -380,13 +381,21 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
         store->files[i].fd = -1;
         store->files[i].bytes = file_bytes[i];
     }
-    const int ret = prepare_files(store, o);
+    const int ret = prepare_files(store, o, existing);
     if (ret < 0) {
         release(store, 0, 1);
         return ret;
     }
     *out = store;
     return 0;
+}
+
+int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
+    return open_store(out, o, 0);
+}
+
+int sw_nvme_open_existing(struct sw_nvme_store **out, const struct sw_nvme_options *o) {
+    return open_store(out, o, 1);
 }
 
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files) {

@@ -134,8 +134,7 @@ enum { SW_BYTE_ROWS_MAX = 40 };
 
 /* Elements of a unit's equal shards; of whole blocks where there are several. */
 static inline uint64_t sw_placement_shard(uint64_t elements, uint32_t shards) {
-    return shards == 1 ? elements
-                       : sw_round_up((elements + shards - 1) / shards, SW_ADAM_BLOCK);
+    return shards == 1 ? elements : sw_round_up((elements + shards - 1) / shards, SW_ADAM_BLOCK);
 }
 
 /* How many chunks that will be. */

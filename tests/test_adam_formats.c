@@ -2,6 +2,7 @@
  * promise and no more, a record lies as described, and its checksums are those of its bytes. */
 #include "cpu_adam/adam.h"
 
+#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <setjmp.h>
@@ -479,6 +480,83 @@ static void start_and_read_in_parts(void **state) {
     }
 }
 
+/* ---- given values ---- */
+
+/* What a chunk's codes stand for is coded by the same values again: after trained-like updates, of
+ * blocks at every size. Masters and FP32 moments keep every bit. */
+static void values_that_a_chunk_stands_for_are_kept(void **state) {
+    (void)state;
+    enum { COUNT = 40 * BLOCK + 77, ROUNDS = 12 };
+    static float g[COUNT], p[2][COUNT], m[2][COUNT], v[2][COUNT];
+    const struct sw_adam_range all = {COUNT, 1};
+    adam_seed(31);
+    for (int form = 0; form < 4; form++) {
+        const struct sw_adam_format format = {form & 1 ? SW_MASTER_SPLIT : SW_MASTER_FP32,
+                                              form & 2 ? SW_MOMENTS_8BIT : SW_MOMENTS_FP32, SW_FP32,
+                                              SW_BF16};
+        struct sw_adam_chunk c = record_chunk(format, COUNT, g, &all);
+        struct sw_adam_chunk d = record_chunk(format, COUNT, g, &all);
+        for (int round = 0; round < ROUNDS; round++) {
+            for (int i = 0; i < COUNT; i++)
+                g[i] = i / BLOCK % 7 == 3 ? 0 : ldexpf(adam_uniform(), i / BLOCK - 30);
+            const struct sw_adam_step step = adam_step(0, (uint64_t)round + 1, 1);
+            sw_adam_update(best(), &step, &c, 1, NULL);
+            sw_adam_read(&c, 0, COUNT, p[0], m[0], v[0]);
+            assert_true(sw_adam_write(&d, 0, 9 * BLOCK, p[0], m[0], v[0]) == 0);
+            const int rest = 9 * BLOCK;
+            assert_true(
+                sw_adam_write(&d, rest, COUNT - rest, p[0] + rest, m[0] + rest, v[0] + rest) == 0);
+            sw_adam_read(&d, 0, COUNT, p[1], m[1], v[1]);
+            assert_memory_equal(p[0], p[1], sizeof(p[0]));
+            assert_memory_equal(m[0], m[1], sizeof(m[0]));
+            assert_memory_equal(v[0], v[1], sizeof(v[0]));
+        }
+        free(record_of(&c));
+        free(record_of(&d));
+    }
+}
+
+/* Others go to the nearest code, and what a form cannot hold is refused. */
+static void other_values_go_to_the_nearest_code(void **state) {
+    (void)state;
+    static float p[BLOCK], m[2][BLOCK], v[2][BLOCK];
+    const struct sw_adam_range all = {BLOCK, 1};
+    struct sw_adam_chunk c = record_chunk(coded, BLOCK, NULL, &all);
+    adam_seed(32);
+    for (int i = 0; i < BLOCK; i++) {
+        m[0][i] = ldexpf(adam_uniform(), -(i % 12));
+        v[0][i] = ldexpf(fabsf(adam_uniform()) + 0.5f, -(i % 32));
+    }
+    assert_true(sw_adam_write(&c, 0, BLOCK, p, m[0], v[0]) > BLOCK);
+    sw_adam_read(&c, 0, BLOCK, NULL, m[1], v[1]);
+    for (int k = 0; k < 2; k++) {
+        const float *want = k ? v[0] : m[0], *got = k ? v[1] : m[1];
+        const double scale = (double)(k ? c.variance_scales[0] : c.momentum_scales[0]);
+        for (int i = 0; i < BLOCK; i++) {
+            const double x = fabs((double)want[i]) / scale, y = fabs((double)got[i]) / scale;
+            uint32_t code = 0;
+            while (code < kinds[k].top && value_of(code + 1, kinds[k].exponent) <= x) code++;
+            const double low = value_of(code, kinds[k].exponent);
+            const double gap =
+                code < kinds[k].top ? value_of(code + 1, kinds[k].exponent) - low : 1;
+            /* Half a gap, the rounding of 16 bits of it, and of scale and product. */
+            if (fabs(x - y) > gap * (0.5 + 0x1p-15) + 4 * 0x1p-24 * x)
+                fail_msg("kind %d, element %d: %a became %a", k, i, x, y);
+            assert_int_equal(signbit(want[i]) != 0, signbit(got[i]) != 0);
+        }
+    }
+    const float bad[] = {-1, NAN, INFINITY};
+    for (int i = 0; i < 3; i++) {
+        const float good = v[0][5];
+        v[0][5] = bad[i];
+        assert_true(sw_adam_write(&c, 0, BLOCK, p, m[0], v[0]) == -EDOM);
+        v[0][5] = good;
+    }
+    m[0][5] = NAN;
+    assert_true(sw_adam_write(&c, 0, BLOCK, p, m[0], v[0]) == -EDOM);
+    free(record_of(&c));
+}
+
 /* ---- checksums ---- */
 
 static struct sw_adam_extra summed(const struct sw_adam_chunk *c,
@@ -575,6 +653,8 @@ int main(void) {
         cmocka_unit_test(rounding_depends_on_update_and_element),
         cmocka_unit_test(a_record_lies_as_described),
         cmocka_unit_test(start_and_read_in_parts),
+        cmocka_unit_test(values_that_a_chunk_stands_for_are_kept),
+        cmocka_unit_test(other_values_go_to_the_nearest_code),
         cmocka_unit_test(checksums_are_those_of_the_records_bytes),
         cmocka_unit_test(every_flipped_bit_shows_in_the_checksum),
     };

@@ -227,6 +227,31 @@ static void what_is_written_reads_back(void **state) {
     folder_remove();
 }
 
+static void pieces_may_come_in_any_order(void **state) {
+    (void)state;
+    folder_make();
+    const struct sw_safetensors_entry entries[] = {{"a", 3, 5}, {"b", 8, 0}};
+    float values[23], back[23];
+    for (int i = 0; i < 23; i++) values[i] = (float)i;
+    struct sw_safetensors_writer writer;
+    const char *path = in_folder("w.safetensors");
+    assert_int_equal(sw_safetensors_create(&writer, path, entries, 2, SW_FP32), 0);
+    const int borders[] = {15, 23, 0, 7, 7, 15};
+    for (int i = 0; i < 6; i += 2)
+        assert_int_equal(sw_safetensors_write_at(&writer, 4 * (uint64_t)borders[i],
+                                                 values + borders[i],
+                                                 4 * (uint64_t)(borders[i + 1] - borders[i])),
+                         0);
+    assert_int_equal(sw_safetensors_finish(&writer), 0);
+    struct sw_safetensors file;
+    assert_int_equal(sw_safetensors_open(&file, path), 0);
+    sw_safetensors_read(&file, &file.tensors[0], 0, 15, back);
+    sw_safetensors_read(&file, &file.tensors[1], 0, 8, back + 15);
+    assert_memory_equal(back, values, sizeof(values));
+    sw_safetensors_close(&file);
+    folder_remove();
+}
+
 static void an_aborted_file_is_gone(void **state) {
     (void)state;
     folder_make();
@@ -249,6 +274,7 @@ int main(void) {
         cmocka_unit_test(a_missing_file_and_a_folder_are_refused),
         cmocka_unit_test(every_half_reads_exactly),
         cmocka_unit_test(what_is_written_reads_back),
+        cmocka_unit_test(pieces_may_come_in_any_order),
         cmocka_unit_test(an_aborted_file_is_gone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

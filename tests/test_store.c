@@ -300,6 +300,41 @@ static void a_store_without_chunks_opens_and_closes(void **state) {
     sw_nvme_queue_close(NULL);
 }
 
+/* Opened as it lies: its bytes are read, its lock is held, nothing is made, sized or written. */
+static void an_existing_store_is_locked_and_only_read(void **state) {
+    (void)state;
+    const struct sw_nvme_options o = {three_folders, 3, "there", odd_records, CHUNKS, 2, NULL};
+    struct sw_nvme_store *store, *second;
+    assert_int_equal(sw_nvme_open_existing(&store, &o), -ENOENT);
+    assert_logged("cannot open");
+    assert_true(size_of(three_folders[0], "there.0.state", NULL) == UINT64_MAX);
+    struct sw_nvme_queue *queue;
+    char *record = pages(RECORD_MAX);
+    assert_int_equal(sw_nvme_open(&store, &o), 0);
+    assert_int_equal(open_queue(&queue, store, 1, 2, PAGE, NULL, 0), 0);
+    pattern(record, odd_records[3], 3, 1, 9);
+    assert_int_equal(one(queue, 1, record, 3, 1), 0);
+    sw_nvme_queue_close(queue);
+    sw_nvme_close(store, 0);
+    assert_int_equal(sw_nvme_open_existing(&store, &o), 0);
+    assert_int_equal(sw_nvme_open(&second, &o), -EEXIST);
+    assert_int_equal(open_queue(&queue, store, 0, 2, PAGE, NULL, 0), 0);
+    memset(record, 0, RECORD_MAX);
+    assert_int_equal(one(queue, 0, record, 3, 1), 0);
+    assert_true(matches(record, odd_records[3], 3, 1, 9));
+    sw_nvme_queue_close(queue);
+    sw_nvme_close(store, 0);
+    free(record);
+    char path[128];
+    snprintf(path, sizeof(path), "%s/there.1.state", three_folders[1]);
+    const uint64_t size = size_of(three_folders[1], "there.1.state", NULL) - PAGE;
+    assert_int_equal(truncate(path, (off_t)size), 0);
+    assert_int_equal(sw_nvme_open_existing(&store, &o), -EINVAL);
+    assert_logged("its layout takes");
+    assert_true(size_of(three_folders[1], "there.1.state", NULL) == size);
+    assert_int_equal(sw_nvme_remove(three_folders, 3, "there"), 0);
+}
+
 #define T(name) cmocka_unit_test_setup(name, setup)
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -314,6 +349,7 @@ int main(void) {
         T(a_limit_on_file_sizes_is_an_error_and_not_a_signal),
         T(a_file_system_in_memory_works_with_or_without_direct_io),
         T(a_store_without_chunks_opens_and_closes),
+        T(an_existing_store_is_locked_and_only_read),
     };
     return cmocka_run_group_tests(tests, make_folders, remove_folders);
 }
