@@ -74,9 +74,11 @@ static int read_commit(struct export *x) {
         x->commit = commit;
         return 0;
     }
-    sw_error("export: no commit lies in %s: a run makes them with its optimizer on NVMe, or as "
-             "--commit-every says, and keeps the last one when it is stopped, or with --keep-store",
-             x->folders[0]);
+    sw_error(
+        "export: no commit lies in %s: a run makes them with its optimizer on NVMe, or as "
+        "--commit-every says, in the first folder of its --nvme, which is to be given here too; "
+        "it keeps the last one when it is stopped, or with --keep-store",
+        x->folders[0]);
     return -ENOENT;
 }
 
@@ -103,9 +105,10 @@ static int check_store(const struct export *x) {
         return -EINVAL;
     }
     if (x->id.folders != x->folder_count) {
-        sw_error("export: the store in %s lies in %u folders and %u %s given: name all of its "
+        sw_error("export: the store in %s lies in %u folder%s and %u %s given: name all of its "
                  "run's with --nvme, in the same order",
-                 where, x->id.folders, x->folder_count, x->folder_count == 1 ? "is" : "are");
+                 where, x->id.folders, x->id.folders == 1 ? "" : "s", x->folder_count,
+                 x->folder_count == 1 ? "is" : "are");
         return -EINVAL;
     }
     return 0;

@@ -55,7 +55,7 @@ static void parse_state(struct sw_import *im, struct reader *r, const json_t *ro
         complain(r, "order", "is neither shuffle nor sequential");
     if (im->step > INT64_MAX || im->updates > im->step || im->skips_in_a_row > im->step)
         complain(r, "updates", "and 'skips_in_a_row' must not be above 'step'");
-    if (im->step_rows > 0 && get_count(r, data, "rows_taken") / im->step_rows != im->step)
+    if (get_count(r, data, "rows_taken") != im->step * im->step_rows)
         complain(r, "rows_taken", "is not 'step' times 'rows_per_step'");
 }
 
@@ -118,6 +118,7 @@ int sw_import_open(struct sw_import *im, const struct sw_model *model, const cha
     if (ret == 0) ret = sw_tensor_folder_open(&im->folder, dir, NULL, SW_EXPORT_INDEX);
     if (ret == 0) ret = place_tensors(im, model);
     if (ret == 0) ret = check_leftover(&im->folder);
+    if (ret == 0) sw_tensor_folder_forget(&im->folder);
     if (ret < 0) sw_import_close(im);
     return ret;
 }
