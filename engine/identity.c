@@ -60,10 +60,11 @@ void sw_identity_write(const struct sw_identity *id, char *out, uint32_t out_byt
              "shapes=%" PRIu64 " parameters in %u units\n"
              "data=%016" PRIx64 "\n"
              "rows=order %s, seed %" PRIu64 "\n"
-             "state=--chunk %" PRIu64 ", --master %s, %u folders\n"
+             "state=--chunk %" PRIu64 ", --master %s, %u folder%s\n"
              "numerics=%s\n",
              id->model[0], id->model[1], id->params, id->units, id->data, sw_order_name(id->order),
-             id->seed, id->chunk_bytes, sw_master_name(id->master), id->folders, id->key);
+             id->seed, id->chunk_bytes, sw_master_name(id->master), id->folders,
+             id->folders == 1 ? "" : "s", id->key);
 }
 
 /* ---- reading ---- */
@@ -108,7 +109,7 @@ static int parse_rows(struct sw_identity *id, const char *rows) {
 
 static int parse_state(struct sw_identity *id, const char *state) {
     char master[NAME_BYTES];
-    if (sscanf(state, "--chunk %" SCNu64 ", --master %15[a-z0-9], %u folders", &id->chunk_bytes,
+    if (sscanf(state, "--chunk %" SCNu64 ", --master %15[a-z0-9], %u folder", &id->chunk_bytes,
                master, &id->folders) != 3)
         return 0;
     const int found =
