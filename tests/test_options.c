@@ -132,7 +132,7 @@ static void placements_take_shares(void **state) {
         {"host:-5%,nvme", "'host:-5%' is not a share"},
         {"host:1e1%,nvme", "'host:1e1%' is not a share"},
         {"host,nvme", "'host' needs a share, as in host:60%,nvme"},
-        {"host:100%,nvme", "'nvme' needs a share"},
+        {"host:100%,nvme", "no share is left for 'nvme'"},
         {"host:50%,host:50%", "'host' is there twice"},
         {"host:50%,", "'' is not one of"},
         {"", "'' is not one of"},
