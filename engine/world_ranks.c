@@ -57,7 +57,7 @@ struct queue {
 struct sw_comm {
     struct sw_world_group *group;
     uint32_t lane;
-    uint64_t met_ns; /* when the ranks of this process had come; other processes may be later */
+    uint64_t met_ns;
     struct queue a, b;
 };
 
@@ -355,6 +355,7 @@ static int gather(struct sw_comm *c, const struct sw_call *call) {
     char *whole = g->meeting.calls[0].out;
     ret = c->lane == 0 ? gather_first(g, segment_bytes, is_small) : 0;
     ret = sw_rendezvous_share(&g->meeting, ret);
+    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     if (!is_small) {
         ret = sw_rendezvous_share(&g->meeting, go_round(c, whole, segment_bytes));
@@ -535,6 +536,7 @@ static int mpi_reduce_scatter(struct sw_comm *c, struct sw_stream *s, float *out
         ret = meet_processes(g, 0);
     }
     ret = sw_rendezvous_share(&g->meeting, ret);
+    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     return sw_rendezvous_leave(&g->meeting, go_along(c, count));
 }

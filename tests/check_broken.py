@@ -133,7 +133,7 @@ def make_copy():
     build = os.path.join(COPY, "build")
     os.makedirs(build, exist_ok=True)
     # Copies with their times, so that make finds them up to date.
-    for name in ("release", "spillway"):
+    for name in ("release", "spillway", "libspillway_mpi.so"):
         source = os.path.join(ROOT, "build", name)
         if os.path.isdir(source):
             shutil.copytree(source, os.path.join(build, name))

@@ -117,7 +117,10 @@ static int exchange(const struct sw_comm_handle *c, uint64_t bytes, int in_place
     unsigned char *out = take(c->size * bytes), *apart = take(bytes);
     unsigned char *in = in_place ? out + c->rank * bytes : apart;
     for (uint64_t i = 0; i < bytes; i++) in[i] = (unsigned char)mix(i + c->rank * 1000003 + 1);
+    const uint64_t begin_ns = sw_now_ns();
     const int ret = c->ops->exchange(c->comm, out, in, bytes);
+    expect(ret < 0 ||
+           (c->ops->met_ns(c->comm) >= begin_ns && c->ops->met_ns(c->comm) <= sw_now_ns()));
     for (uint64_t i = 0; i < c->size * bytes && ret == 0; i++)
         expect(out[i] == (unsigned char)mix(i % bytes + i / bytes * 1000003 + 1));
     free(apart);

@@ -179,9 +179,9 @@ def different_calls_are_named():
                                            "calls all_gather of 8 bytes; all processes must"),
             (("exchange", "gather", 0, 1), "process 1 calls exchange of 4 bytes while process 0 "
                                            "calls all_gather of 8 bytes"),
-            (("scatter", "scatter_bf16", 2, 3),
-             "process 1 calls reduce_scatter of 2 values carried as bf16 while process 0 calls "
-             "reduce_scatter of 2 values carried as fp32"),
+            (("scatter", "scatter_bf16", 2, 3), "process 1 calls reduce_scatter of 2 values "
+                                                "carried as bf16 while process 0 calls "
+                                                "reduce_scatter of 2 values carried as fp32"),
             (("exchange", "scatter", 3, 3), "rank 3 calls reduce_scatter of 2 values carried as "
                                             "fp32 while rank 2 calls exchange of 4 bytes"),
             (("sum", "broadcast", 2, 3), "rank 2 calls broadcast of 24 bytes from rank 0 while "
@@ -193,6 +193,7 @@ def different_calls_are_named():
 @t.test
 def numbers_of_ranks_are_compared():
     fails(mpirun(3, "unequal", 2, 2, 3), "process 2 has 3 ranks while process 0 has 2; all")
+    # All of them can tell.
     fails(mpirun(2, "unequal", 33, 33), "2 processes with 33 ranks each are more than the 64", 2)
 
 
@@ -201,7 +202,8 @@ def numbers_of_ranks_are_compared():
 @t.test
 def a_late_process_is_named():
     run = mpirun(2, "odd", "gather", "late", 2, 3, timeout_s=TIMEOUT_S)
-    fails(run, f"process 1 did not come to all_gather of 8 bytes within {TIMEOUT_S} s of process 0")
+    fails(run, f"process 1 did not come to all_gather of 8 bytes within {TIMEOUT_S} s of process "
+               "0")
     t.check(run.seconds < 2 * TIMEOUT_S + MPIRUN_S, f"it took {run.seconds:.1f} s", run)
     run = mpirun(2, "dawdle", 100, timeout_s=TIMEOUT_S)
     t.check(run.rc != 0, "exit status is 0", run)
@@ -236,6 +238,20 @@ def a_process_that_is_stopped_ends_all():
                           rf"{TIMEOUT_S} s, in \w+ of \d+ ", run.stderr, re.M), "not named", run)
         t.check(all("process 1 " in line for line in errors(run)), "another is blamed", run)
         are_gone(ids.values(), run)
+
+
+@t.test
+def a_run_that_is_stopped_as_a_whole_goes_on():
+    process = start(2, "endless", timeout_s=TIMEOUT_S)
+    ids = pids(process, 2)
+    for number, seconds in ((signal.SIGSTOP, TIMEOUT_S * 1.5), (signal.SIGCONT, TIMEOUT_S / 2)):
+        for pid in ids.values():
+            os.kill(pid, number)
+        time.sleep(seconds)
+    t.check(" error: " not in process.text(), f"an error in {process.text()[-800:]!r}")
+    t.check(all(os.path.exists(f"/proc/{pid}") for pid in ids.values()), "a process has ended")
+    process.signal(signal.SIGTERM)
+    are_gone(ids.values(), process.finish())
 
 
 @t.test
