@@ -75,9 +75,9 @@ mpi_probe  = $(if $(mpi_libs),$(call probe,mpi.h,$(mpi_flags) $(mpi_libs)),no)
 ifneq ($(builds),)
 ifeq ($(origin WITH_MPI),undefined)
 WITH_MPI := $(mpi_probe)
-endif
 ifeq ($(WITH_MPI)$(PROBE),no1)
 $(info no Open MPI here, so no libspillway_mpi.so: runs of several processes need it ('make deps'))
+endif
 endif
 endif
 
@@ -111,8 +111,10 @@ isa_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 isas       := scalar avx2 avx512
 
 isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
-lib_srcs := $(filter-out $(isa_srcs) engine/collective_mpi.c,$(wildcard base/*.c cpu_adam/*.c \
-              nvme/*.c kernels/*.c kernels/host/*.c offload/*.c engine/*.c))
+# The plugin's source, which the library does without.
+mpi_srcs := engine/collective_mpi.c
+lib_srcs := $(filter-out $(isa_srcs) $(mpi_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c \
+              kernels/*.c kernels/host/*.c offload/*.c engine/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 # Sanitizers have their own malloc.
 tool_objs := $(patsubst %,$(O)/%.o,$(filter-out $(if $(san),tools/alloc_hooks.c), \
@@ -142,9 +144,8 @@ $(O)/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(libs) -o $@
 
-# Not in the library: whoever links that needs no MPI.
-$(O)/engine/collective_mpi.c.o: cflags += -fPIC $(mpi_flags)
-$(dir $(program))libspillway_mpi.so: $(O)/engine/collective_mpi.c.o
+$(mpi_srcs:%=$(O)/%.o): cflags += -fPIC $(mpi_flags)
+$(dir $(program))libspillway_mpi.so: $(mpi_srcs:%=$(O)/%.o)
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) -shared $< $(mpi_libs) -o $@
 $(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a $(plugins)
@@ -222,7 +223,7 @@ build   = +$(Q)$(MAKE) --no-print-directory CONFIG=$(CONFIG) -j$(JOBS)
 help:
 	@echo 'make                the program: build/spillway'
 	@echo 'make deps           installs what is missing (apt; sudo when not root) and says what'
-	@echo 'make probes         which libraries are here, and which optional ones (CUDA, NCCL)'
+	@echo 'make probes         which libraries are here, and which optional ones (Open MPI...)'
 	@echo 'make quickstart     deps, build, then fine-tunes the bundled model for two minutes at most'
 	@echo 'make test           builds and runs every test; STRICT=1 makes a skip a failure;'
 	@echo '                    TESTS="test_adam same_bits" runs only those'

@@ -4,6 +4,7 @@
 #   scripts/deps.sh          what `make`, `make test` and `make quickstart` need
 #   scripts/deps.sh check    and what `.ci/run` needs on top: clang for TSan and for the format
 #
+# Open MPI, for runs of several processes, is installed where apt has it and done without elsewhere.
 # Says first what it would install; does nothing where all is there. As another user than root it
 # goes through sudo. It asks nothing else, and exits with 1 and the reason when it cannot do it.
 set -euo pipefail
@@ -11,6 +12,8 @@ set -euo pipefail
 build_packages=(gcc g++ libc6-dev make git python3 libcmocka-dev
     liburing-dev libhwloc-dev libdnnl-dev libjansson-dev libxxhash-dev libisal-dev
     libtomlplusplus-dev)
+# Nothing but runs of several processes, and their tests, need these.
+optional_packages=(libopenmpi-dev openmpi-bin)
 # clang's default version decides which runtimes fit; see clang_packages.
 check_packages=(clang llvm)
 
@@ -64,27 +67,48 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
 fi
 
 export DEBIAN_FRONTEND=noninteractive
-mapfile -t missing < <(missing_of "${wanted[@]}")
-if [ $with_check = yes ]; then
+# What is missing, in `missing`; of what can be done without, in `extra`.
+look() {
+    mapfile -t missing < <(missing_of "${wanted[@]}")
     # Before the first `apt-get update` apt cannot tell clang's version: look again after it.
-    mapfile -t missing < <(missing_of "${wanted[@]}" "${check_packages[@]}" $(clang_packages))
-fi
-if [ ${#missing[@]} = 0 ]; then
+    if [ $with_check = yes ]; then
+        mapfile -t missing < <(missing_of "${wanted[@]}" "${check_packages[@]}" $(clang_packages))
+    fi
+    mapfile -t extra < <(missing_of "${optional_packages[@]}")
+}
+
+# install PACKAGE...: all of them, or ends this shell with the reason.
+install() {
+    local package
+    for package in "$@"; do
+        available "$package" ||
+            die "apt knows no package '$package' (on Ubuntu: is 'universe' enabled?)"
+    done
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@" ||
+        die "apt-get could not install: $*"
+    mapfile -t missing < <(missing_of "$@")
+    [ ${#missing[@]} = 0 ] || die "still missing after the installation: ${missing[*]}"
+}
+
+update() { as_root apt-get -q update >/dev/null; }
+
+look
+if [ ${#missing[@]} = 0 ] && [ ${#extra[@]} = 0 ]; then
     say "everything needed is installed"
     exit 0
 fi
-
-say "will install with apt-get: ${missing[*]}"
-as_root apt-get -q update >/dev/null || say "apt-get update failed; trying with the lists at hand"
-if [ $with_check = yes ]; then
-    mapfile -t missing < <(missing_of "${wanted[@]}" "${check_packages[@]}" $(clang_packages))
+all=("${missing[@]}" "${extra[@]}")
+say "will install with apt-get: ${all[*]}"
+if [ ${#missing[@]} != 0 ]; then
+    update || say "apt-get update failed; trying with the lists at hand"
+    look
+    if [ ${#missing[@]} != 0 ]; then install "${missing[@]}"; fi
 fi
-for package in "${missing[@]}"; do
-    available "$package" ||
-        die "apt knows no package '$package' (on Ubuntu: is 'universe' enabled?)"
-done
-as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install \
-    "${missing[@]}" || die "apt-get could not install: ${missing[*]}"
-mapfile -t missing < <(missing_of "${missing[@]}")
-[ ${#missing[@]} = 0 ] || die "still missing after the installation: ${missing[*]}"
+if [ ${#extra[@]} != 0 ]; then
+    # In shells of their own, which may end.
+    missing=("${extra[@]}")
+    (update) || say "apt-get update failed; trying with the lists at hand"
+    (install "${extra[@]}") ||
+        say "goes on without: ${extra[*]}; runs of several processes (mpirun) need them"
+fi
 say "done"
