@@ -19,6 +19,7 @@
 #   avx512         the AVX-512 code on an emulated CPU that has it: avx512_emulated.py boots a Linux
 #                  under Bochs whose first process, avx512_init.sh, runs the tests (leave_out.c: all
 #                  but the longest)
+#   world          two processes that gather more than 2 GiB each (10 GB of memory)
 #   report         the page of spillway report in a headless Chromium (Debian's package chromium),
 #                  on a phone and on a desk, light and dark, up to a million tasks
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
@@ -106,13 +107,19 @@ environment() {
         ENVIRONMENT=all SPILLWAY=build/spillway python3 tests/environment.py
 }
 
+world() {
+    make --no-print-directory -j"$(nproc)" tests &&
+        WORLD_LONG=1 SPILLWAY=build/spillway python3 tests/world.py long_messages_arrive
+}
+
 broken() {
     make --no-print-directory check-broken || return 1
     echo "ok all_planted_bugs_are_caught"
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-all="kills resume faults environment flat broken transformers adam avx512 report distributions"
+all="kills resume faults environment flat broken transformers adam avx512 world report"
+all="$all distributions"
 for check in ${*:-$all}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
@@ -124,6 +131,7 @@ for check in ${*:-$all}; do
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;
         avx512) stage avx512 avx512 ;;
+        world) stage world world ;;
         report) stage report python3 tests/long/report_browser.py ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
