@@ -348,7 +348,6 @@ static int gather(struct sw_comm *c, const struct sw_call *call) {
     int ret = atomic_load(&g->world->error);
     if (ret < 0) return ret;
     ret = sw_rendezvous_enter(&g->meeting, c->lane, call);
-    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     const uint64_t segment_bytes = g->meeting.size * call->amount;
     const int is_small = segment_bytes <= FIRST_BYTES;
@@ -527,7 +526,6 @@ static int mpi_reduce_scatter(struct sw_comm *c, struct sw_stream *s, float *out
     if (ret < 0) return ret;
     const struct sw_call call = {SW_CALL_SCATTER, carried, count, in, out};
     ret = sw_rendezvous_enter(&g->meeting, c->lane, &call);
-    c->met_ns = sw_now_ns();
     if (ret < 0) return ret;
     if (c->lane == 0) {
         g->told->kind = call.kind;
