@@ -114,19 +114,27 @@ static int check_store(const struct export *x) {
     return 0;
 }
 
+/* Of every unit; replicas of them have stores of their own. */
+static uint32_t shards_of(const struct export *x) {
+    return x->id.numerics.ranks / x->id.numerics.replicas;
+}
+
 /* The chunks of the store, of which tiers are no part. */
 static int lay_out(struct export *x) {
     const struct sw_identity *id = &x->id;
     const struct sw_tiers device = sw_tiers_all(SW_TIER_DEVICE);
     x->format = (struct sw_adam_format){id->master, id->numerics.moments, SW_FP32, SW_FP32};
+    const uint32_t shards = shards_of(x);
     x->shard_elements = calloc(x->model.unit_count, sizeof(*x->shard_elements));
     if (!x->shard_elements) return -ENOMEM;
     for (uint32_t u = 0; u < x->model.unit_count; u++)
-        x->shard_elements[u] = sw_placement_shard(x->model.units[u].count, id->numerics.ranks);
+        x->shard_elements[u] =
+            sw_placement_shard(x->model.units[u].count, shards, id->numerics.replicas);
     const struct sw_placement_input input = {
         .order = sw_model_order(&x->model),
         .micro_count = 1,
-        .shards = id->numerics.ranks,
+        .shards = shards,
+        .replicas = id->numerics.replicas,
         .local_ranks = 1,
         .unit_elements = x->shard_elements,
         .format = x->format,
@@ -140,14 +148,20 @@ static int lay_out(struct export *x) {
     };
     const int ret = sw_placement_build(&x->placement, &input);
     if (ret < 0) return ret;
-    if (x->commit.chunk_count == x->placement.chunk_count * id->numerics.ranks) return 0;
+    if (x->commit.chunk_count == x->placement.chunk_count * shards) return 0;
+    if (x->commit.chunk_count < x->placement.chunk_count * shards) {
+        sw_error("export: the store in %s is one of several processes' and has %u of %u chunks: "
+                 "no export puts those together yet",
+                 x->folders[0], x->commit.chunk_count, x->placement.chunk_count * shards);
+        return -EINVAL;
+    }
     sw_error("export: the commit in %s has %u chunks, its layout %u", x->folders[0],
-             x->commit.chunk_count, x->placement.chunk_count * id->numerics.ranks);
+             x->commit.chunk_count, x->placement.chunk_count * shards);
     return -EINVAL;
 }
 
 static int open_store(struct export *x) {
-    const uint32_t ranks = x->id.numerics.ranks, count = x->commit.chunk_count;
+    const uint32_t ranks = shards_of(x), count = x->commit.chunk_count;
     struct sw_drives drives;
     int ret = sw_drives_choose(&drives, x->folders, x->folder_count,
                                sw_commit_value(x->commit.identity, "stripes", 7));
@@ -308,7 +322,7 @@ static void take_values(struct export *x, uint32_t c, int virgin, uint64_t at, u
 
 static int export_chunk(struct export *x, uint32_t c, uint32_t rank) {
     const struct sw_chunk *chunk = &x->placement.chunks[c];
-    const uint32_t stored = c * x->id.numerics.ranks + rank;
+    const uint32_t stored = c * shards_of(x) + rank;
     const uint64_t begin = rank * x->shard_elements[chunk->unit] + chunk->first;
     const int virgin = x->commit.entries[stored].home == SW_HOME_VIRGIN;
     int ret = virgin ? 0 : read_record(x, c, stored);
@@ -333,7 +347,7 @@ static int export_chunks(struct export *x) {
     if (!x->record) return -ENOMEM;
     const struct sw_export_hooks *hooks = x->hooks;
     for (uint32_t c = 0; c < x->placement.chunk_count; c++)
-        for (uint32_t rank = 0; rank < x->id.numerics.ranks; rank++) {
+        for (uint32_t rank = 0; rank < shards_of(x); rank++) {
             const int ret = export_chunk(x, c, rank);
             if (ret < 0) return ret;
             if (hooks->on_progress)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include "base/crc32c.h"
 #include "base/log.h"
@@ -45,12 +46,14 @@ void sw_identity_of_model(const struct sw_model *model, uint64_t hashes[2]) {
 
 void sw_identity_write_key(struct sw_identity *id, const char *operators, int no_compute) {
     const struct sw_numerics *n = &id->numerics;
+    char replicas[24] = "";
+    if (n->replicas > 1) snprintf(replicas, sizeof(replicas), " replicas=%u", n->replicas);
     snprintf(id->key, sizeof(id->key),
              "ranks=%u micro_batch=%u accumulate=%u seq_len=%u dtype=%s reduce_dtype=%s "
-             "grad_dtype=%s moments=%s head_slice=%" PRIu64 " vocabulary_parts=%u operators=%s%s",
+             "grad_dtype=%s moments=%s head_slice=%" PRIu64 " vocabulary_parts=%u%s operators=%s%s",
              n->ranks, n->micro_batch, n->accumulate, n->seq_len, sw_dtype_name(n->dtype),
              sw_dtype_name(n->reduce_dtype), sw_dtype_name(n->grad_dtype),
-             sw_moments_name(n->moments), n->head_slice, n->vocabulary_parts, operators,
+             sw_moments_name(n->moments), n->head_slice, n->vocabulary_parts, replicas, operators,
              no_compute ? ", left out (--sim-flops)" : "");
 }
 
@@ -90,7 +93,11 @@ static int parse_key(struct sw_numerics *n, const char *key) {
                "grad_dtype=%15s moments=%15s head_slice=%" SCNu64 " vocabulary_parts=%u",
                &n->ranks, &n->micro_batch, &n->accumulate, &n->seq_len, dtype[0], dtype[1],
                dtype[2], moments, &n->head_slice, &n->vocabulary_parts);
-    if (fields != 10 || !n->ranks || !n->micro_batch || !n->accumulate || !n->seq_len) return 0;
+    const char *replicas = strstr(key, " replicas=");
+    n->replicas = replicas ? (uint32_t)strtoul(replicas + strlen(" replicas="), NULL, 10) : 1;
+    if (fields != 10 || !n->replicas || n->ranks % n->replicas || !n->ranks || !n->micro_batch ||
+        !n->accumulate || !n->seq_len)
+        return 0;
     const int form =
         which(moments, sw_moments_name(SW_MOMENTS_FP32), sw_moments_name(SW_MOMENTS_8BIT));
     n->moments = form == 1 ? SW_MOMENTS_8BIT : SW_MOMENTS_FP32;

@@ -15,6 +15,7 @@ enum { SW_NUMERICS_KEY_BYTES = 512 };
 /* All that may change a bit of the result. */
 struct sw_numerics {
     uint32_t ranks, micro_batch, accumulate, seq_len;
+    uint32_t replicas; /* of every shard */
     enum sw_dtype dtype, reduce_dtype, grad_dtype;
     enum sw_adam_moments moments;
     uint64_t head_slice;

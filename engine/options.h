@@ -42,6 +42,7 @@ struct sw_train_options {
     uint32_t max_skips;
 
     uint32_t ranks;             /* of this process, each with a device */
+    int shard_in_node;          /* each process has all shards; processes have replicas */
     int64_t zero;               /* what is sharded over them: 0..3; -1: 3 with several */
     enum sw_dtype reduce_dtype; /* in which gradients travel between ranks; sums are FP32 */
     double rank_timeout_s;      /* how long ranks wait for each other */

@@ -61,7 +61,7 @@ static int open_rank(struct sw_trainer *t, uint32_t index) {
         .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     r->t = t;
     r->index = index;
-    r->shard = t->first_rank + index;
+    r->shard = (t->first_rank + index) % t->shards;
     const int ret = sw_device_host_open(&r->device, &options);
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
 }
@@ -86,10 +86,15 @@ static int open_devices(struct sw_trainer *t) {
 static int open_group(struct sw_trainer *t) {
     struct sw_comm_handle handles[SW_RANKS_MAX];
     const double timeout_s = t->options.rank_timeout_s;
-    if (t->world_ranks == 1) return 0;
-    const int ret = t->world ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
-                             : sw_comm_open_host(handles, t->rank_count, timeout_s);
-    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
+    int ret = 0;
+    if (t->shards > 1) {
+        ret = t->shards > t->rank_count
+                  ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
+                  : sw_comm_open_host(handles, t->rank_count, timeout_s);
+        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
+    }
+    for (uint32_t i = 0; i < t->rank_count && t->replicas > 1 && ret == 0; i++)
+        ret = sw_world_ranks(t->world, &t->ranks[i].across, 1, timeout_s);
     return ret;
 }
 
@@ -106,6 +111,7 @@ static void identify(struct sw_trainer *t) {
         .master = o->master,
         .folders = o->nvme_count ? o->nvme_count : 1,
         .numerics = {.ranks = t->world_ranks,
+                     .replicas = t->replicas,
                      .micro_batch = o->micro_batch,
                      .accumulate = o->accumulate,
                      .seq_len = o->seq_len,

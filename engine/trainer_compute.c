@@ -209,16 +209,31 @@ static int gather(struct sw_rank *r, struct sw_run *run, const struct sw_task *t
     return ret;
 }
 
+/* The sum of a shard over its replicas: each sums its piece of it, and all take all pieces. */
+static int sum_replicas(struct sw_rank *r, float *shard, uint64_t count, struct sw_stream *stream) {
+    const struct sw_comm_handle *c = &r->across;
+    if (!c->comm) return 0;
+    const uint64_t piece = count / c->size;
+    float *own = shard + c->rank * piece;
+    const int ret =
+        c->ops->reduce_scatter(c->comm, stream, own, shard, r->t->options.reduce_dtype, piece);
+    return ret < 0 ? ret : c->ops->all_gather(c->comm, stream, shard, own, piece * sizeof(*shard));
+}
+
 static int scatter(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                    struct sw_stream *stream) {
     const struct sw_trainer *t = r->t;
-    float *acc = acc_of(r, run, task);
+    const uint64_t count = t->shard_elements[task->unit];
+    float *acc = acc_of(r, run, task), *own = acc + sw_shard_first(r, task->unit);
+    int ret = 0;
     *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
-    const int ret =
-        r->comm.ops->reduce_scatter(r->comm.comm, stream, acc + sw_shard_first(r, task->unit), acc,
-                                    t->options.reduce_dtype, t->shard_elements[task->unit]);
+    if (r->comm.comm) {
+        ret = r->comm.ops->reduce_scatter(r->comm.comm, stream, own, acc, t->options.reduce_dtype,
+                                          count);
+        began(r, run, task);
+    }
+    if (ret == 0) ret = sum_replicas(r, own, count, stream);
     if (ret == 0) forget_others(r, task->unit, (char *)acc, sizeof(*acc));
-    began(r, run, task);
     return ret;
 }
 
@@ -358,6 +373,13 @@ static double flops(const struct sw_trainer *t, const struct sw_task *task) {
     return sum;
 }
 
+/* What a rank sends: all shards but its own, then its pieces to and from the replicas. */
+static uint64_t scatter_bytes(const struct sw_trainer *t, uint64_t count) {
+    const uint64_t carried = sw_dtype_bytes(t->options.reduce_dtype);
+    const uint64_t pieces = (t->replicas - 1) * (count / t->replicas);
+    return (t->shards - 1) * count * carried + pieces * (carried + sizeof(float));
+}
+
 uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task) {
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     switch (task->kind) {
@@ -365,8 +387,7 @@ uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task 
         return (t->placement.shards - 1) * t->shard_elements[task->unit] *
                sw_dtype_bytes(t->options.dtype);
     case SW_TASK_SCATTER:
-        return (t->placement.shards - 1) * t->shard_elements[task->unit] *
-               sw_dtype_bytes(t->options.reduce_dtype);
+        return scatter_bytes(t, t->shard_elements[task->unit]);
     case SW_TASK_GRAD:
         return chunk->count * sw_dtype_bytes(t->options.grad_dtype);
     case SW_TASK_UPLOAD:

@@ -113,8 +113,9 @@ struct sw_rank {
     uint32_t index; /* of the process's ranks */
     uint32_t shard; /* of every unit: which one is this rank's */
     struct sw_device_handle device;
-    struct sw_stream *stream; /* the trainer's thread's own */
-    struct sw_comm_handle comm;
+    struct sw_stream *stream;     /* the trainer's thread's own */
+    struct sw_comm_handle comm;   /* of the ranks that share out every unit */
+    struct sw_comm_handle across; /* of those with the same shard, in other processes */
 
     /* Device memory: one allocation, carved. */
     char *device_base;
@@ -169,6 +170,7 @@ struct sw_trainer {
     struct sw_world *world; /* the processes of the run; NULL: this one alone */
     struct sw_comm_handle channels[CHANNEL_COUNT];
     uint32_t world_ranks, first_rank; /* of all processes; the first one here */
+    uint32_t shards, replicas;        /* world_ranks in all */
     int stop_agreed, failed;
     struct rank_verdict verdicts[SW_RANKS_MAX]; /* by rank; control lane */
     struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */

@@ -208,7 +208,7 @@ static int refuse_bad(const struct sw_trainer *t, uint64_t step, uint32_t rank) 
 /* Over the ranks, in their order; each one's over its blocks in the order of units. */
 static double squared_norm(const struct sw_trainer *t) {
     double sum = 0;
-    for (uint32_t i = 0; i < t->world_ranks; i++) sum += t->verdicts[i].squared;
+    for (uint32_t i = 0; i < t->shards; i++) sum += t->verdicts[i].squared;
     return sum;
 }
 

@@ -74,7 +74,7 @@ int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, e
     const uint64_t element = sw_dtype_bytes(t->options.dtype);
     if (dtype != t->options.dtype) return -EINVAL;
     int ret = 0;
-    for (uint32_t i = 0; i < t->world_ranks && ret == 0; i++) {
+    for (uint32_t i = 0; i < t->shards && ret == 0; i++) {
         const uint64_t begins = i * shard, ends = begins + shard;
         if (ends <= first || begins >= end) continue;
         const uint64_t from = first > begins ? first : begins, to = end < ends ? end : ends;

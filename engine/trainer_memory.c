@@ -61,7 +61,8 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
     struct sw_placement_input in = {
         .order = sw_model_order(&t->model),
         .micro_count = o->accumulate,
-        .shards = t->world_ranks,
+        .shards = t->shards,
+        .replicas = t->replicas,
         .local_ranks = t->rank_count,
         .whole_weights = o->zero < 3,
         .unit_elements = t->shard_elements,
@@ -118,7 +119,7 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->shard_elements = calloc(t->model.unit_count, sizeof(*t->shard_elements));
     if (!t->shard_elements) return -ENOMEM;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        t->shard_elements[u] = sw_placement_shard(t->model.units[u].count, t->world_ranks);
+        t->shard_elements[u] = sw_placement_shard(t->model.units[u].count, t->shards, t->replicas);
     struct sw_shortfall shortfall;
     const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;

@@ -308,7 +308,7 @@ static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
     if (!record) return -ENOMEM;
     int ret = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        for (uint32_t i = 0; i < t->world_ranks; i++)
+        for (uint32_t i = 0; i < t->shards; i++)
             for (uint32_t c = p->unit_first_chunk[u]; c < p->unit_first_chunk[u + 1] && ret == 0;
                  c++)
                 ret = hash_record(t, i, c, record, hashes);

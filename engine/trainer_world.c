@@ -15,6 +15,8 @@ int sw_trainer_open_world(struct sw_trainer *t) {
     if (ret < 0) return ret;
     t->world_ranks = sw_world_size(t->world) * ranks;
     t->first_rank = sw_world_index(t->world) * ranks;
+    t->shards = t->options.shard_in_node ? ranks : t->world_ranks;
+    t->replicas = t->world_ranks / t->shards;
     if (!t->world) return 0;
     for (int i = 0; i < CHANNEL_COUNT && ret == 0; i++)
         ret = sw_world_channel(t->world, &t->channels[i]);
@@ -40,13 +42,14 @@ int sw_trainer_agree(struct sw_trainer *t) {
         "%s"
         "--steps=%llu\n--lr=%.17g\n--min-lr=%.17g\n--weight-decay=%.17g\n--beta1=%.17g\n"
         "--beta2=%.17g\n--eps=%.17g\n--clip=%.17g\n--schedule=%d\n--warmup=%lld\n--decay=%d\n"
-        "--max-skips=%u\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-every=%lld\n"
+        "--max-skips=%u\n--shard=%d\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-"
+        "every=%lld\n"
         "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--resume=%d\n--restart=%d\n"
         "--keep-store=%d\n--digest=%d\n--dry-run=%d\nchunks=%u\nwindow=%u\nhead=%d\n",
         t->identity, (unsigned long long)o->steps, o->lr, o->min_lr, o->weight_decay, o->beta1,
         o->beta2, o->eps, o->clip, (int)o->schedule, (long long)o->warmup, (int)o->decay,
-        o->max_skips, (long long)o->zero, sw_overlap_name(o->overlap), o->checkpoint_every,
-        (long long)o->commit_every, (unsigned long long)o->save_every,
+        o->max_skips, o->shard_in_node, (long long)o->zero, sw_overlap_name(o->overlap),
+        o->checkpoint_every, (long long)o->commit_every, (unsigned long long)o->save_every,
         (unsigned long long)o->eval_every, t->val_open, o->resume, o->restart, o->keep_store,
         o->digest, o->dry_run, t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW],
         t->placement.head_whole);

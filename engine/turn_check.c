@@ -410,7 +410,8 @@ static void follow_gather(struct checker *c) {
 static void follow_reduce(struct checker *c) {
     const struct sw_placement *p = c->shape->placement;
     const uint32_t u = c->task->unit, first = c->task->chunk;
-    const uint64_t whole = part_tag(c, ACC + u, contributions(c, u) + (p->shards > 1));
+    const int sums = p->shards * p->replicas > 1;
+    const uint64_t whole = part_tag(c, ACC + u, contributions(c, u) + sums);
     if (c->task->at[SW_RING_ACC] >= 0)
         reads_slot(c, SW_RING_ACC, c->task->at[SW_RING_ACC], whole);
     else

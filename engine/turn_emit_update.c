@@ -206,7 +206,7 @@ static int32_t emit_grad(struct sw_builder *b, uint32_t c, int32_t rounded, int 
 
 /* Every rank's gradient of a unit becomes the sum of its own shard, in place. */
 static void emit_scatter(struct sw_builder *b, uint32_t unit, int32_t acc, uint32_t part) {
-    if (b->p->shards == 1) return;
+    if (b->p->shards * b->p->replicas == 1) return;
     begin(b, SW_TASK_SCATTER, SW_LANE_COMM)->unit = unit;
     if (acc == NONE)
         writes(b, SW_RES_HEAD_ACC, part);

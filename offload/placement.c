@@ -331,12 +331,13 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
     assert(in->order.parts >= 1 && in->order.parts <= SW_PARTS_MAX &&
            in->chunk_bytes >= SW_CHUNK_BYTES_MIN);
     assert(in->checkpoint_every >= 1 && in->micro_count >= 1);
-    assert(in->shards >= 1 && in->local_ranks >= 1);
+    assert(in->shards >= 1 && in->replicas >= 1 && in->local_ranks >= 1);
     const int on_device = sw_tiers_is_all(in->params, SW_TIER_DEVICE);
     const uint32_t layers = sw_order_layers(&in->order);
     *p = (struct sw_placement){.order = in->order,
                                .micro_count = in->micro_count,
                                .shards = in->shards,
+                               .replicas = in->replicas,
                                .whole_weights = in->shards > 1 && in->whole_weights && on_device,
                                .checkpoint_every =
                                    in->checkpoint_every < layers ? in->checkpoint_every : layers};

@@ -53,8 +53,9 @@ struct sw_placement_input {
     /* Ranks of a group, each with an equal piece of every unit; 1: alone. Everything here is one
      * rank's, but for slots and accumulators, which hold whole units. */
     uint32_t shards;
-    uint32_t
-        local_ranks; /* of this process: the byte table has their host memory and files together */
+    uint32_t replicas; /* ranks that have the same shard */
+    /* Of this process: the byte table has their host memory and files together. */
+    uint32_t local_ranks;
     int whole_weights; /* weights that stay on the device are there whole, on each rank */
     const uint64_t *unit_elements; /* of a rank's shard, with padding */
     struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
@@ -100,7 +101,7 @@ enum { SW_DEAL_PERIOD = 100 };
 struct sw_placement {
     struct sw_unit_order order;
     uint32_t micro_count, checkpoint_every; /* at most the number of layers */
-    uint32_t shards;
+    uint32_t shards, replicas;
     int whole_weights; /* shards > 1, and weights stay on the device, those of all shards */
     uint32_t chunk_count;
     struct sw_chunk *chunks;      /* by unit, ascending */
@@ -132,9 +133,11 @@ struct sw_byte_row {
 };
 enum { SW_BYTE_ROWS_MAX = 40 };
 
-/* Elements of a unit's equal shards; of whole blocks where there are several. */
-static inline uint64_t sw_placement_shard(uint64_t elements, uint32_t shards) {
-    return shards == 1 ? elements : sw_round_up((elements + shards - 1) / shards, SW_ADAM_BLOCK);
+/* Elements of a unit's equal shards; where there are several ranks, of whole blocks, as many as
+ * every replica of a shard sums an equal piece. */
+static inline uint64_t sw_placement_shard(uint64_t elements, uint32_t shards, uint32_t replicas) {
+    if (shards * replicas == 1) return elements;
+    return sw_round_up((elements + shards - 1) / shards, (uint64_t)replicas * SW_ADAM_BLOCK);
 }
 
 /* How many chunks that will be. */

@@ -86,6 +86,30 @@ def processes_give_the_bits_of_one():
 
 
 @t.test
+def replicas_in_other_processes_change_no_bit_between_stages_and_tiers():
+    """Shards inside a process, replicas across: sums in another order than over the world, so other
+    bits than that, and the same losses. With one rank in each process both are one sum of two."""
+    with t.folder() as tmp:
+        common = ["--ranks", 2, "--shard", "node", "--dtype", "fp32"]
+        world = alone(tmp + "/world", "--ranks", 4, "--dtype", "fp32", "--log",
+                      tmp + "/world.jsonl")
+        losses = [s["loss"] for s in t.read_log(tmp + "/world.jsonl")[0]]
+        want = None
+        for i, more in enumerate((["--zero", 2], ["--zero", 3, "--optimizer", "nvme"],
+                                  ["--params", "nvme", "--optimizer", "nvme"])):
+            out = f"{tmp}/{i}"
+            got = outcome(job(2, out, *common, *more, "--log", out + ".jsonl"), out, out + ".jsonl")
+            want = want or got
+            t.check(got == want, f"{more}: other bits")
+            for (step, loss, _), other in zip(got[1], losses):
+                t.close(loss, other, 2e-5 * step, f"loss of step {step}")
+        t.check(want[0] != digest(world), "the order of sums is the world's")
+        one = alone(tmp + "/pair", "--ranks", 2, "--dtype", "fp32")
+        two = job(2, tmp + "/pairs", "--shard", "node", "--dtype", "fp32", "--optimizer", "nvme")
+        t.equal(digest(two), digest(one), "one rank in each process", two)
+
+
+@t.test
 def evaluation_and_saves_are_those_of_one():
     with t.folder() as tmp:
         val = ["--val", t.SHAKESPEARE + "/val.bin", "--save-every", 2, "--eval-every", 2]

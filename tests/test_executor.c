@@ -144,6 +144,7 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
         .order = {.unit_count = UNITS, .parts = 1, .tied = 1},
         .micro_count = 2,
         .shards = ranks,
+        .replicas = 1,
         .local_ranks = ranks,
         .unit_elements = elements,
         .optimizer = all,

@@ -21,7 +21,8 @@ static struct sw_identity example(int i) {
                              .chunk_bytes = 8 << 20,
                              .master = i & 2 ? SW_MASTER_SPLIT : SW_MASTER_FP32,
                              .folders = 64,
-                             .numerics = {.ranks = 3,
+                             .numerics = {.ranks = 6,
+                                          .replicas = i & 1 ? 3 : 1,
                                           .micro_batch = 4,
                                           .accumulate = 5,
                                           .seq_len = 512,
@@ -58,7 +59,7 @@ static void another_form_is_refused_with_its_line(void **state) {
                    {"shuffle", "any", "'rows'"},
                    {"--master fp32", "--master x", "'state'"},
                    {"64 folders", "folders", "'state'"},
-                   {"ranks=3", "ranks=0", "'numerics'"},
+                   {"ranks=6", "ranks=0", "'numerics'"},
                    {"dtype=bf16", "dtype=f8", "'numerics'"},
                    {"moments=fp32", "moments=4bit", "'numerics'"}};
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {

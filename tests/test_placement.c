@@ -54,6 +54,7 @@ static void random_example(struct example *e) {
         .order = order,
         .micro_count = 1 + random_below(4),
         .shards = 1,
+        .replicas = 1,
         .local_ranks = 1,
         .unit_elements = e->elements,
         .format = {.grad = random_below(2) ? SW_FP32 : SW_BF16},

@@ -39,7 +39,7 @@ enum { /* marks */
 };
 
 #define SW_NO_FIELD SIZE_MAX /* checked, but the target has no place for it */
-enum { SW_OPTIONS_MAX = 64 };
+enum { SW_OPTIONS_MAX = 96 };
 
 struct sw_option {
     const char *name, *value; /* "seq-len", "N"; value is NULL for flags */

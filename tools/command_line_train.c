@@ -21,6 +21,7 @@ static const char *const devices[] = {"host", NULL};
 static const char *const dtypes[] = {"bf16", "fp32", NULL};
 static const char *const masters[] = {"fp32", "split", NULL};
 static const char *const moments[] = {"fp32", "8bit", NULL};
+static const char *const shard_groups[] = {"world", "node", NULL};
 static const char *const overlaps[] = {"auto", "none", "forward", "backward", NULL};
 
 #define FIELD(name)             .offset = offsetof(struct sw_train_options, name)
@@ -111,6 +112,8 @@ static const struct sw_option options_table[] = {
     {"zero", .section = "Ranks", .value = "STAGE", .kind = SW_OPTION_STEPS, FIELD(zero),
      .marks = SW_UNSET, .fallback = "3 from 2 ranks on",
      .help = "what is sharded over ranks: 1 optimizer state, 2 and gradients, 3 and weights"},
+    {"shard", .section = "Ranks", CHOICE(shard_groups, shard_in_node), .fallback = "world",
+     .help = "over which ranks: of all processes, or of each one, which then all hold the same"},
     {"reduce-dtype", .section = "Ranks", CHOICE(dtypes, reduce_dtype), .fallback = "fp32",
      .help = "in which gradients travel between ranks; bf16 halves the bytes, and rounds"},
     {"rank-timeout", .section = "Ranks", REAL(rank_timeout_s, 0, 1e6), .marks = SW_MIN_OPEN,
