@@ -18,7 +18,6 @@ PLACEMENTS = {
     "in memory": ("--optimizer", "host"),
     "weights streamed": ("--params", "host", "--optimizer", "host:50%,nvme", "--gradients", "host"),
     "all on NVMe": (*ALL_NVME, "--checkpoint-every", 2),
-    "4 ranks, all on NVMe": (*ALL_NVME, "--ranks", 4),
     "4 ranks, weights on the device": ("--ranks", 4, "--zero", 2, "--optimizer", "nvme"),
     "small window": (*ALL_NVME, "--device-memory", "30M", "--host-memory", "60M"),
 }

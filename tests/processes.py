@@ -143,7 +143,7 @@ def all_go_back_to_the_last_commit_that_all_have():
 @t.test
 def a_signal_stops_all_at_the_same_step():
     """mpirun passes it on; but it may come to one process alone, or late."""
-    for whom in (None, 0, 1):
+    for whom in (None, 1):
         with t.folder() as tmp:
             process = launch(2, tmp + "/out", "--optimizer", "nvme", steps=100000)
             process.wait_for(r"step \d+/")
@@ -162,7 +162,7 @@ def a_signal_stops_all_at_the_same_step():
 def one_that_dies_or_stalls_ends_the_job():
     for number in (signal.SIGKILL, signal.SIGSTOP):
         with t.folder() as tmp:
-            process = launch(2, tmp + "/out", "--optimizer", "nvme", "--rank-timeout", 3,
+            process = launch(2, tmp + "/out", "--optimizer", "nvme", "--rank-timeout", 2,
                              steps=100000)
             process.wait_for(r"step \d+/")
             victim = ranks_of(process)[1]
