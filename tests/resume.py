@@ -172,7 +172,7 @@ def stop_before_load(*args):
             filled += os.write(writer, b"." * 4096)
     os.set_blocking(writer, True)
     child = subprocess.Popen([t.SPILLWAY, *map(str, args)], cwd=t.ROOT, stdout=writer,
-                             stderr=subprocess.DEVNULL)
+                             stderr=subprocess.DEVNULL, preexec_fn=t.as_from_a_shell(None))
     os.close(writer)
     while True:  # until it catches the signal
         with open(f"/proc/{child.pid}/status", encoding="ascii") as file:

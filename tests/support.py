@@ -173,6 +173,17 @@ def _read_fields(path):
     return fields
 
 
+def as_from_a_shell(preexec):
+    """For preexec: signals that whoever runs the tests ignores (nohup, a background job) have their
+    usual effect, before what the test wants."""
+    def become():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if preexec:
+            preexec()
+    return become
+
+
 class Process:
     """A run under way. Use spillway() where nothing is done to the run while it runs."""
 
@@ -184,7 +195,7 @@ class Process:
         self._child = subprocess.Popen(
             self.run.args, cwd=cwd or ROOT, env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=preexec)
+            preexec_fn=as_from_a_shell(preexec))
         self.pid = self._child.pid
         self._threads = [threading.Thread(target=self._collect, args=(name,), daemon=True)
                          for name in self._texts]
