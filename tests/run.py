@@ -179,6 +179,11 @@ def environment(config):
     return env
 
 
+def matches(program, patterns):
+    return any(fnmatch.fnmatch(program.name, x) or os.path.splitext(program.name)[0] == x
+               for x in patterns)
+
+
 def find_programs(config, patterns):
     folder = os.path.join(ROOT, "tests")
     programs = []
@@ -190,11 +195,10 @@ def find_programs(config, patterns):
         elif file.endswith(".py") and file not in TOOLS:
             programs.append(Program(file, source, [sys.executable, source]))
     programs.sort(key=lambda p: p.source.endswith(".py"))  # the small ones first
-    if patterns:
-        programs = [p for p in programs
-                    if any(fnmatch.fnmatch(p.name, x) or os.path.splitext(p.name)[0] == x
-                           for x in patterns)]
-    return programs
+    without = [x[len("no:"):] for x in patterns if x.startswith("no:")]
+    patterns = [x for x in patterns if not x.startswith("no:")]
+    return [p for p in programs if not matches(p, without) and
+            (not patterns or matches(p, patterns))]
 
 
 def report(program, strict, verbose):
@@ -235,7 +239,8 @@ def main():
     parser.add_argument("--limit", type=int, metavar="S", help="seconds for each program")
     parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
                         help="run this with the configuration's environment, nothing else")
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help="e.g. test_adam same_bits")
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN",
+                        help="e.g. test_adam same_bits; no:world leaves one out")
     args = parser.parse_args()
     if args.exec:
         command = wrapper(args.config) + args.exec
