@@ -299,8 +299,8 @@ def gradients_may_travel_in_bf16():
         once = sum(padded(tmp, 2))
         t.equal(logs["fp32"][1]["bytes"]["comm"] - logs["bf16"][1]["bytes"]["comm"], 2 * once,
                 "bytes saved")
-        # Each of two contributions is rounded to 2^-9 of its size at most, and their sum as well; later
-        # steps have other weights.
+        # Each of two contributions is rounded to 2^-9 of its size at most, and so is their sum.
+        # Later steps have other weights.
         t.close(logs["fp32"][0]["grad_norm"], logs["bf16"][0]["grad_norm"], 2 ** -8,
                 "gradient norm of the first step", relative=True)
 
