@@ -118,7 +118,7 @@ broken() {
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-all="kills resume faults environment flat broken transformers adam avx512 world report"
+all="kills resume faults environment flat tsan broken transformers adam avx512 world report"
 all="$all distributions"
 for check in ${*:-$all}; do
     case $check in
@@ -127,6 +127,7 @@ for check in ${*:-$all}; do
         faults) stage faults faults ;;
         environment) stage environment environment ;;
         flat) stage flat python3 tests/long/flat.py ;;
+        tsan) stage tsan make test CONFIG=tsan STRICT=1 ;;
         broken) stage broken broken ;;
         transformers) stage transformers transformers ;;
         adam) stage adam adam ;;
