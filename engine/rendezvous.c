@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/wait.h"
 
 /* Elements that are summed over all ranks before the next ones: the sums stay in the L1 cache. */
 enum { BLOCK = 2048 };
@@ -77,9 +77,7 @@ static void late(struct sw_rendezvous *v, uint32_t rank) {
 }
 
 int sw_rendezvous_enter(struct sw_rendezvous *v, uint32_t rank, const struct sw_call *call) {
-    const uint64_t until_ns = sw_now_ns() + (uint64_t)(v->timeout_s * 1e9);
-    const struct timespec until = {(time_t)(until_ns / 1000000000u),
-                                   (long)(until_ns % 1000000000u)};
+    struct sw_wait wait = {0};
     pthread_mutex_lock(&v->lock);
     const uint64_t before = v->rounds;
     if (!v->error) {
@@ -88,10 +86,8 @@ int sw_rendezvous_enter(struct sw_rendezvous *v, uint32_t rank, const struct sw_
         v->here |= (uint64_t)1 << rank;
         if (v->here == UINT64_MAX >> (64 - v->size)) begin_round(v);
     }
-    while (v->rounds == before && !v->error) {
-        const int ret = pthread_cond_timedwait(&v->changed, &v->lock, &until);
-        if (ret == ETIMEDOUT && v->rounds == before && !v->error) late(v, rank);
-    }
+    while (v->rounds == before && !v->error)
+        if (sw_wait_for(&wait, &v->changed, &v->lock, v->timeout_s) < 0) late(v, rank);
     /* A round that has begun ends alike for all, whatever happens meanwhile. */
     const int ret = v->rounds != before ? 0 : v->error;
     pthread_mutex_unlock(&v->lock);

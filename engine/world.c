@@ -16,18 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "engine/world_internal.h"
 
 #define TIMEOUT_S_MAX 1e9
 #define LIBRARY_END_S 5 /* what the message library may take for its own end */
 
-enum {
-    SLEEP_NS_FIRST = 10000,
-    SLEEP_NS_MAX = 200000,
-    /* More than this at a time did not pass in waiting: the process itself was stopped. */
-    STEP_NS_MAX = 250000000
-};
+enum { SLEEP_NS_FIRST = 10000, SLEEP_NS_MAX = 200000 };
 
 /* An environment that a launcher makes, the surest first: where one starts another, both are seen.
  * SLURM_NTASKS would not do: a batch script itself has it, and is a single process. */
@@ -125,12 +119,10 @@ static int start_listener(struct sw_world *w) {
 
 /* Until the listener is in that stage: 0, or -ETIMEDOUT. Holds the lock. */
 static int await(struct sw_world *w, enum sw_world_stage stage, double limit_s) {
-    const uint64_t until_ns = sw_now_ns() + (uint64_t)(limit_s * 1e9);
-    const struct timespec until = {(time_t)(until_ns / 1000000000u),
-                                   (long)(until_ns % 1000000000u)};
+    struct sw_wait wait = {0};
     while (w->stage < stage)
-        if (pthread_cond_timedwait(&w->changed, &w->lock, &until) == ETIMEDOUT) break;
-    return w->stage < stage ? -ETIMEDOUT : 0;
+        if (sw_wait_for(&wait, &w->changed, &w->lock, limit_s) < 0) return -ETIMEDOUT;
+    return 0;
 }
 
 static struct sw_world *make_world(double timeout_s) {
@@ -255,13 +247,8 @@ void sw_world_abort(struct sw_world *w, int error) {
 int sw_world_wait(struct sw_world *w, struct sw_patience *p, double limit_s) {
     const int error = atomic_load(&w->error);
     if (error < 0) return error;
-    const uint64_t now_ns = sw_now_ns();
-    if (p->last_ns) {
-        const uint64_t step_ns = now_ns - p->last_ns;
-        p->waited_ns += step_ns < STEP_NS_MAX ? step_ns : STEP_NS_MAX;
-    }
-    p->last_ns = now_ns;
-    if (limit_s > 0 && (double)p->waited_ns > limit_s * 1e9) return -ETIMEDOUT;
+    const uint64_t waited_ns = sw_wait_look(&p->wait);
+    if (limit_s > 0 && (double)waited_ns > limit_s * 1e9) return -ETIMEDOUT;
     const uint32_t twice = p->sleep_ns * 2;
     p->sleep_ns = !p->sleep_ns ? SLEEP_NS_FIRST : twice < SLEEP_NS_MAX ? twice : SLEEP_NS_MAX;
     nanosleep(&(struct timespec){.tv_nsec = p->sleep_ns}, NULL);

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include "base/log.h"
+#include "base/wait.h"
 #include "engine/rendezvous.h"
 #include "engine/transport.h"
 #include "engine/world.h"
@@ -73,7 +74,7 @@ void sw_world_free_groups(struct sw_world *w);
 
 /* Waits for messages: sleeps a little at first, then longer, but never so long that it matters. */
 struct sw_patience {
-    uint64_t last_ns, waited_ns;
+    struct sw_wait wait;
     uint32_t sleep_ns;
 };
 /* Sleeps once. 0; or the world's error, or -ETIMEDOUT after limit_s without news; a limit of 0 is

@@ -10,9 +10,11 @@ Two kinds of tests:
 
 A program that crashes, passes its time limit, reports no test, or exits with a status that its
 lines do not explain counts as one more failure. A file whose first 40 lines hold the words
-"time limit: N s" has that limit instead of the usual one. With STRICT=1 a skip is a failure.
+"time limit: N s" has that limit instead of the usual one; one with the words "runs alone" has the
+machine to itself, the others run side by side. With STRICT=1 a skip is a failure.
 
-    tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [--limit S] [PATTERN...]
+    tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [--limit S] [--jobs N]
+                 [PATTERN...]
     tests/run.py [--config NAME] --exec COMMAND...
 """
 import argparse
@@ -24,6 +26,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -41,34 +44,30 @@ class Program:
     def __init__(self, name, source, command):
         self.name, self.source, self.command = name, source, command
         self.passed, self.failed, self.skipped = [], [], []  # the last two: (name, reason)
-        self.output, self.seconds, self.limit_s = "", 0.0, None
-
-    def time_limit_s(self, config):
-        if self.limit_s:
-            return self.limit_s
-        with open(self.source, encoding="utf-8") as file:
+        self.output, self.seconds, self.limit_s, self.child = "", 0.0, None, None
+        with open(source, encoding="utf-8") as file:
             head = "".join(file.readlines()[:40])
         found = re.search(r"time limit: (\d+) s", head)
-        limit = int(found.group(1)) if found else TIME_LIMIT_S
-        return limit * SLOWDOWN.get(config, 1)
+        self.own_limit_s = int(found.group(1)) if found else TIME_LIMIT_S
+        self.alone = "runs alone" in head
+
+    def time_limit_s(self, config):
+        return self.limit_s or self.own_limit_s * SLOWDOWN.get(config, 1)
 
     def run(self, config, env):
         start, limit = time.monotonic(), self.time_limit_s(config)
-        status, timed_out = None, False
-        child = subprocess.Popen(self.command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 start_new_session=True)
+        timed_out = False
+        self.child = subprocess.Popen(self.command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                      start_new_session=True)
         try:
-            out, _ = child.communicate(timeout=limit)
+            out, _ = self.child.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             timed_out = True
-            kill_group(child.pid)
-            out, _ = child.communicate()
-        except KeyboardInterrupt:
-            kill_group(child.pid)
-            raise
-        kill_group(child.pid)  # whatever it left running
-        status = child.returncode
+            kill_group(self.child.pid)
+            out, _ = self.child.communicate()
+        kill_group(self.child.pid)  # whatever it left running
+        status = self.child.returncode
         self.seconds = time.monotonic() - start
         self.output = out.decode("utf-8", "replace")
         (self.read_script if self.source.endswith(".py") else self.read_cmocka)()
@@ -176,6 +175,9 @@ def environment(config):
         archer = find_archer()
         if archer:
             env["OMP_TOOL_LIBRARIES"] = archer
+        # Else clang's OpenMP learns the cores by running a thread on each of them in turn, and a
+        # test of masks may see it there.
+        env["KMP_TOPOLOGY_METHOD"] = "cpuinfo"
     return env
 
 
@@ -194,7 +196,8 @@ def find_programs(config, patterns):
             programs.append(Program(stem, source, [binary]))
         elif file.endswith(".py") and file not in TOOLS:
             programs.append(Program(file, source, [sys.executable, source]))
-    programs.sort(key=lambda p: p.source.endswith(".py"))  # the small ones first
+    # The small ones first; then the long ones, so that none of them is alone at the end.
+    programs.sort(key=lambda p: (p.source.endswith(".py"), -p.own_limit_s))
     without = [x[len("no:"):] for x in patterns if x.startswith("no:")]
     patterns = [x for x in patterns if not x.startswith("no:")]
     return [p for p in programs if not matches(p, without) and
@@ -229,6 +232,53 @@ def report(program, strict, verbose):
     return bool(bad)
 
 
+class Runner:
+    """Runs programs, `jobs` at a time, then those that must be alone; reports each as it ends."""
+
+    def __init__(self, programs, config, env, strict, verbose):
+        self.config, self.env, self.strict, self.verbose = config, env, strict, verbose
+        self.side_by_side = [p for p in programs if not p.alone]
+        self.alone = [p for p in programs if p.alone]
+        self.lock, self.running, self.bad, self.stopped = threading.Lock(), set(), [], False
+
+    def run_one(self, program):
+        try:
+            program.run(self.config, self.env)
+        except OSError as error:
+            program.failed.append((program.name, f"could not be started: {error}"))
+        with self.lock:
+            if not self.stopped and report(program, self.strict, self.verbose):
+                self.bad.append(program.name)
+
+    def work(self, queue):
+        while True:
+            with self.lock:
+                if not queue or self.stopped:
+                    return
+                program = queue.pop(0)
+                self.running.add(program)
+            self.run_one(program)
+            with self.lock:
+                self.running.remove(program)
+
+    def run(self, jobs):
+        for queue, count in ((self.side_by_side, jobs), (self.alone, 1)):
+            threads = [threading.Thread(target=self.work, args=(queue,)) for _ in range(count)]
+            for thread in threads:
+                thread.start()
+            try:
+                for thread in threads:
+                    thread.join()
+            except KeyboardInterrupt:
+                with self.lock:
+                    self.stopped = True
+                    for program in self.running:
+                        if program.child:
+                            kill_group(program.child.pid)
+                raise
+        return self.bad
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default=os.environ.get("CONFIG") or "release")
@@ -237,6 +287,9 @@ def main():
     parser.add_argument("--case", action="append", default=[], metavar="NAME",
                         help="of whole-program tests, run only the tests of this name")
     parser.add_argument("--limit", type=int, metavar="S", help="seconds for each program")
+    parser.add_argument("--jobs", type=int, metavar="N", default=min(2, os.cpu_count() or 1),
+                        help="test programs at a time, but for those that run alone "
+                             "(default: %(default)s)")
     parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
                         help="run this with the configuration's environment, nothing else")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN",
@@ -259,14 +312,8 @@ def main():
         program.limit_s = args.limit
     env = environment(args.config)
     print(f"running {len(programs)} test programs, configuration {args.config}", flush=True)
-    start, bad = time.monotonic(), []
-    for program in programs:
-        try:
-            program.run(args.config, env)
-        except OSError as error:
-            program.failed.append((program.name, f"could not be started: {error}"))
-        if report(program, strict, args.verbose):
-            bad.append(program.name)
+    start = time.monotonic()
+    bad = Runner(programs, args.config, env, strict, args.verbose).run(args.jobs)
     passed = sum(len(p.passed) for p in programs)
     failed = sum(len(p.failed) for p in programs)
     skipped = sum(len(p.skipped) for p in programs)

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -549,6 +551,33 @@ static void a_rank_that_stays_away_is_named(void **state) {
     close_ranks();
 }
 
+/* Its clock goes on while a process is stopped, but nobody has waited. Returns the exit status. */
+static int stop_with_a_rank_that_waits(void) {
+    open_ranks(2, 2);
+    start_rank(0, gather_8, NULL);
+    usleep(100000); /* rank 0 waits by now; if not, this shows less, but never wrongly */
+    raise(SIGSTOP);
+    start_rank(1, gather_8, NULL);
+    const int first = end_rank(0), second = end_rank(1);
+    return first == 0 && second == 0 && reports == 0 ? 0 : 1;
+}
+
+static void a_process_that_was_stopped_goes_on(void **state) {
+    (void)state;
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(stop_with_a_rank_that_waits());
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    assert_true(WIFSTOPPED(status));
+    usleep(2300000); /* more than the timeout */
+    assert_int_equal(kill(child, SIGCONT), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 static void an_abort_wakes_all(void **state) {
     (void)state;
     for (int round = 0; round < 5; round++) {
@@ -662,6 +691,7 @@ int main(void) {
         cmocka_unit_test(different_calls_are_named),
         cmocka_unit_test(an_exchange_of_the_same_size_is_told_apart),
         cmocka_unit_test(a_rank_that_stays_away_is_named),
+        cmocka_unit_test(a_process_that_was_stopped_goes_on),
         cmocka_unit_test(an_abort_wakes_all),
         cmocka_unit_test(an_abort_between_rounds_leaves_no_rank_behind),
         cmocka_unit_test(many_rounds_in_any_order_of_arrival),
