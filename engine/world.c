@@ -162,6 +162,17 @@ static int check_size(const struct sw_world *w, const struct launch *l) {
     return -EPROTO;
 }
 
+/* Open MPI's default is a second between SIGTERM and SIGKILL: too little to save a model in. */
+static void advise_patience(const struct launch *l, const struct sw_world *w) {
+    static const char option[] = "odls_base_sigkill_timeout";
+    char variable[64];
+    snprintf(variable, sizeof(variable), "OMPI_MCA_%s", option);
+    if (w->index != 0 || strcmp(l->name, "mpirun") != 0 || getenv(variable)) return;
+    sw_info("world: mpirun kills what has not ended 1 s after Ctrl-C; to save the model then takes "
+            "'mpirun --mca %s 600'",
+            option);
+}
+
 int sw_world_open(struct sw_world **out, double timeout_s) {
     assert(out && timeout_s > 0);
     *out = NULL;
@@ -201,6 +212,7 @@ int sw_world_open(struct sw_world **out, double timeout_s) {
         const int closed = sw_world_close(w, ret < 0 && w->size > 1);
         return ret < 0 ? ret : closed;
     }
+    advise_patience(&launch, w);
     *out = w;
     return 0;
 }

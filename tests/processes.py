@@ -15,7 +15,12 @@ BASE = ["--seq-len", 24, "--lr", "1e-3", "--digest", "--device-threads", 1, "--c
 STEPS = 4
 
 
-def launch(processes, out, *more, steps=STEPS, program=None, env=None, preexec=None):
+# What mpirun lets pass between SIGTERM and SIGKILL: a second, which a busy machine is too slow for.
+PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
+
+
+def launch(processes, out, *more, steps=STEPS, program=None, env=None, preexec=None,
+           patience="600"):
     """A job under way. mpirun gives its first process a terminal, so the progress line is live."""
     if not shutil.which("mpirun"):
         t.skip("no mpirun here")
@@ -26,6 +31,8 @@ def launch(processes, out, *more, steps=STEPS, program=None, env=None, preexec=N
     env = dict(env or {})
     options = env.get("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", ""))
     env["ASAN_OPTIONS"] = options + ":detect_leaks=0"
+    if patience:
+        env[PATIENCE] = patience
     return t.Process(args, program="mpirun", env=env, preexec=preexec)
 
 
@@ -156,10 +163,21 @@ def a_signal_stops_all_at_the_same_step():
             else:
                 os.kill(ranks_of(process)[whom], signal.SIGINT)
             run = process.finish()
-            step = int(re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)[1])
+            stopped = re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)
+            t.check(stopped, "no word of the stop", run)
+            step = int(stopped[1])
             t.check(os.path.isdir(f"{tmp}/out.step-{step}"), "the weights", run)
             again = job(2, tmp + "/out", "--optimizer", "nvme", "--resume", steps=step + 2)
             t.contains(again.stdout, f"going on after step {step}", "resume", again)
+
+
+@t.test
+def the_time_that_mpirun_gives_is_told():
+    with t.folder() as tmp:
+        for patience in (None, "20"):
+            run = job(2, f"{tmp}/{patience}", steps=1, patience=patience)
+            told = f"'mpirun --mca {PATIENCE[len('OMPI_MCA_'):]} 600'"
+            t.equal((run.stdout + run.stderr).count(told), 0 if patience else 1, "told", run)
 
 
 @t.test
