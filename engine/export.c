@@ -35,7 +35,7 @@ struct export {
     struct sw_commit commit;
     struct sw_identity id;
     struct sw_adam_format format;
-    uint64_t *shard_elements; /* by unit */
+    uint64_t *shard_elements, *trained_elements; /* by unit */
     struct sw_placement placement;
     struct sw_nvme_store *store;
     struct sw_nvme_queue *queue;
@@ -126,10 +126,13 @@ static int lay_out(struct export *x) {
     x->format = (struct sw_adam_format){id->master, id->numerics.moments, SW_FP32, SW_FP32};
     const uint32_t shards = shards_of(x);
     x->shard_elements = calloc(x->model.unit_count, sizeof(*x->shard_elements));
-    if (!x->shard_elements) return -ENOMEM;
-    for (uint32_t u = 0; u < x->model.unit_count; u++)
-        x->shard_elements[u] =
-            sw_placement_shard(x->model.units[u].count, shards, id->numerics.replicas);
+    x->trained_elements = calloc(x->model.unit_count, sizeof(*x->trained_elements));
+    if (!x->shard_elements || !x->trained_elements) return -ENOMEM;
+    int ret = 0;
+    if (*id->freeze) ret = sw_model_freeze(&x->model, id->freeze, shards, id->numerics.replicas);
+    if (ret < 0) return ret;
+    sw_model_shards(&x->model, shards, id->numerics.replicas, x->shard_elements,
+                    x->trained_elements);
     const struct sw_placement_input input = {
         .order = sw_model_order(&x->model),
         .micro_count = 1,
@@ -137,6 +140,7 @@ static int lay_out(struct export *x) {
         .replicas = id->numerics.replicas,
         .local_ranks = 1,
         .unit_elements = x->shard_elements,
+        .unit_trained = x->trained_elements,
         .format = x->format,
         .optimizer = sw_tiers_all(SW_TIER_NVME),
         .params = device,
@@ -146,7 +150,7 @@ static int lay_out(struct export *x) {
         .homes = 2,
         .chunk_bytes = id->chunk_bytes,
     };
-    const int ret = sw_placement_build(&x->placement, &input);
+    ret = sw_placement_build(&x->placement, &input);
     if (ret < 0) return ret;
     if (x->commit.chunk_count == x->placement.chunk_count * shards) return 0;
     if (x->commit.chunk_count < x->placement.chunk_count * shards) {
@@ -212,6 +216,7 @@ static int list_tensors(struct export *x) {
     for (uint32_t u = 0; u < m->unit_count; u++)
         for (uint32_t i = 0; i < m->units[u].tensor_count; i++) {
             const struct sw_tensor *tensor = &m->units[u].tensors[i];
+            if (tensor->frozen) continue;
             for (int part = 0; part < SW_EXPORT_PARTS && tensor->source_first == 0; part++) {
                 const uint32_t e = x->entry_count++;
                 sw_export_name(part, tensor->name, x->names[e]);
@@ -267,7 +272,7 @@ static int write_values(struct export *x, uint32_t unit, uint64_t at, uint64_t c
     for (uint32_t i = 0; i < u->tensor_count; i++) {
         const struct sw_tensor *tensor = &u->tensors[i];
         const uint64_t ends = tensor->first + tensor->count, end = at + count;
-        if (ends <= at || tensor->first >= end) continue;
+        if (tensor->frozen || ends <= at || tensor->first >= end) continue;
         const uint64_t from = tensor->first > at ? tensor->first : at, to = ends < end ? ends : end;
         const uint64_t place = tensor->source_first + (from - tensor->first);
         for (uint32_t part = 0; part < SW_EXPORT_PARTS && ret == 0; part++) {
@@ -323,7 +328,7 @@ static void take_values(struct export *x, uint32_t c, int virgin, uint64_t at, u
 static int export_chunk(struct export *x, uint32_t c, uint32_t rank) {
     const struct sw_chunk *chunk = &x->placement.chunks[c];
     const uint32_t stored = c * shards_of(x) + rank;
-    const uint64_t begin = rank * x->shard_elements[chunk->unit] + chunk->first;
+    const uint64_t begin = rank * x->trained_elements[chunk->unit] + chunk->first;
     const int virgin = x->commit.entries[stored].home == SW_HOME_VIRGIN;
     int ret = virgin ? 0 : read_record(x, c, stored);
     for (uint64_t first = 0; first < chunk->count && ret == 0; first += PIECE) {
@@ -347,7 +352,7 @@ static int export_chunks(struct export *x) {
     if (!x->record) return -ENOMEM;
     const struct sw_export_hooks *hooks = x->hooks;
     for (uint32_t c = 0; c < x->placement.chunk_count; c++)
-        for (uint32_t rank = 0; rank < shards_of(x); rank++) {
+        for (uint32_t rank = 0; rank < shards_of(x) && !x->placement.chunks[c].frozen; rank++) {
             const int ret = export_chunk(x, c, rank);
             if (ret < 0) return ret;
             if (hooks->on_progress)
@@ -366,12 +371,13 @@ static json_t *line_json(const struct export *x, const char *name) {
 
 static json_t *options_json(const struct sw_identity *id) {
     const struct sw_numerics *n = &id->numerics;
-    return json_pack("{s:I,s:I,s:I,s:s,s:s,s:s,s:s,s:s,s:I}", "ranks", (json_int_t)n->ranks,
+    return json_pack("{s:I,s:I,s:I,s:s,s:s,s:s,s:s,s:s,s:I,s:s*}", "ranks", (json_int_t)n->ranks,
                      "micro_batch", (json_int_t)n->micro_batch, "accumulate",
                      (json_int_t)n->accumulate, "dtype", sw_dtype_name(n->dtype), "reduce_dtype",
                      sw_dtype_name(n->reduce_dtype), "grad_dtype", sw_dtype_name(n->grad_dtype),
                      "master", sw_master_name(id->master), "moments", sw_moments_name(n->moments),
-                     "chunk", (json_int_t)id->chunk_bytes);
+                     "chunk", (json_int_t)id->chunk_bytes, "freeze",
+                     *id->freeze ? id->freeze : NULL);
 }
 
 static json_t *state_json(const struct export *x) {
@@ -417,9 +423,10 @@ static void close_export(struct export *x, int failed) {
     sw_nvme_close(x->store, 0);
     sw_placement_free(&x->placement);
     sw_model_close(&x->model);
-    void *const blocks[] = {x->writers,   x->entries,        x->names,    x->entry_first,
-                            x->entry_of,  x->shard_elements, x->record,   x->commit.entries,
-                            x->values[0], x->values[1],      x->values[2]};
+    void *const blocks[] = {x->writers,          x->entries,   x->names,
+                            x->entry_first,      x->entry_of,  x->shard_elements,
+                            x->trained_elements, x->record,    x->commit.entries,
+                            x->values[0],        x->values[1], x->values[2]};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
 }
 
@@ -440,7 +447,7 @@ int sw_export(const struct sw_export_options *options, const struct sw_export_ho
     if (ret == 0) ret = export_chunks(&x);
     if (ret == 0) ret = publish(&x);
     if (ret == -ENOMEM) sw_error("export: no memory");
-    *report = (struct sw_export_report){x.commit.step, x.model.params, x.shards.total_bytes,
+    *report = (struct sw_export_report){x.commit.step, x.model.trained_params, x.shards.total_bytes,
                                         x.shards.count};
     close_export(&x, ret != 0);
     return ret;

@@ -26,11 +26,12 @@ static uint64_t weights_fingerprint(const struct sw_model *model) {
     float values[VALUES];
     uint32_t crc[2] = {0, 1};
     for (uint32_t u = 0; u < model->unit_count; u++) {
-        const uint64_t elements = model->units[u].count;
+        const struct sw_unit *unit = &model->units[u];
+        const uint64_t elements = unit->trained + unit->count - unit->frozen_first;
         for (uint64_t p = 0; p < PLACES; p++) {
             const uint64_t first = elements / PLACES * p;
             const uint64_t count = elements - first < VALUES ? elements - first : VALUES;
-            sw_model_read(model, u, first, count, values);
+            sw_model_read_unfrozen(model, u, first, count, values);
             for (int i = 0; i < 2; i++) crc[i] = sw_crc32c(crc[i], values, count * sizeof(float));
         }
     }
@@ -43,6 +44,8 @@ void sw_identity_of_model(const struct sw_model *model, uint64_t hashes[2]) {
 }
 
 /* ---- writing ---- */
+
+#define FROZEN ", frozen "
 
 void sw_identity_write_key(struct sw_identity *id, const char *operators, int no_compute) {
     const struct sw_numerics *n = &id->numerics;
@@ -58,16 +61,17 @@ void sw_identity_write_key(struct sw_identity *id, const char *operators, int no
 }
 
 void sw_identity_write(const struct sw_identity *id, char *out, uint32_t out_bytes) {
+    const char *frozen = *id->freeze ? FROZEN : "";
     snprintf(out, out_bytes,
              "model=%016" PRIx64 "-%016" PRIx64 "\n"
-             "shapes=%" PRIu64 " parameters in %u units\n"
+             "shapes=%" PRIu64 " parameters in %u units%s%s\n"
              "data=%016" PRIx64 "\n"
              "rows=order %s, seed %" PRIu64 "\n"
              "state=--chunk %" PRIu64 ", --master %s, %u folder%s\n"
              "numerics=%s\n",
-             id->model[0], id->model[1], id->params, id->units, id->data, sw_order_name(id->order),
-             id->seed, id->chunk_bytes, sw_master_name(id->master), id->folders,
-             id->folders == 1 ? "" : "s", id->key);
+             id->model[0], id->model[1], id->params, id->units, frozen, id->freeze, id->data,
+             sw_order_name(id->order), id->seed, id->chunk_bytes, sw_master_name(id->master),
+             id->folders, id->folders == 1 ? "" : "s", id->key);
 }
 
 /* ---- reading ---- */
@@ -114,6 +118,20 @@ static int parse_rows(struct sw_identity *id, const char *rows) {
     return found >= 0;
 }
 
+static int parse_shapes(struct sw_identity *id, const char *shapes) {
+    int length = 0;
+    if (sscanf(shapes, "%" SCNu64 " parameters in %u units%n", &id->params, &id->units, &length) !=
+        2)
+        return 0;
+    const size_t rest = strcspn(shapes + length, "\n"), prefix = strlen(FROZEN);
+    if (rest == 0) return 1;
+    if (rest <= prefix || rest - prefix >= sizeof(id->freeze) ||
+        strncmp(shapes + length, FROZEN, prefix) != 0)
+        return 0;
+    memcpy(id->freeze, shapes + length + prefix, rest - prefix);
+    return 1;
+}
+
 static int parse_state(struct sw_identity *id, const char *state) {
     char master[NAME_BYTES];
     if (sscanf(state, "--chunk %" SCNu64 ", --master %15[a-z0-9], %u folder", &id->chunk_bytes,
@@ -135,8 +153,7 @@ int sw_identity_parse(struct sw_identity *id, const char *text, const char *wher
     snprintf(id->key, sizeof(id->key), "%.*s", (int)strcspn(key, "\n"), key);
     if (sscanf(value(text, "model"), "%16" SCNx64 "-%16" SCNx64, &id->model[0], &id->model[1]) != 2)
         bad = "model";
-    else if (sscanf(value(text, "shapes"), "%" SCNu64 " parameters in %u units", &id->params,
-                    &id->units) != 2)
+    else if (!parse_shapes(id, value(text, "shapes")))
         bad = "shapes";
     else if (sscanf(value(text, "data"), "%16" SCNx64, &id->data) != 1)
         bad = "data";

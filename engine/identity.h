@@ -10,7 +10,7 @@
 #include "engine/data.h"
 #include "engine/model.h"
 
-enum { SW_NUMERICS_KEY_BYTES = 512 };
+enum { SW_NUMERICS_KEY_BYTES = 512, SW_FREEZE_BYTES = 384 };
 
 /* All that may change a bit of the result. */
 struct sw_numerics {
@@ -26,7 +26,8 @@ struct sw_identity {
     uint64_t model[2]; /* of its files' form, and of values in them */
     uint64_t params;
     uint32_t units;
-    uint64_t data; /* tokens and mask */
+    char freeze[SW_FREEZE_BYTES]; /* patterns as sw_model_freeze() takes them; "": none */
+    uint64_t data;                /* tokens and mask */
     enum sw_order order;
     uint64_t seed;
     uint64_t chunk_bytes;

@@ -97,7 +97,7 @@ static int place_tensors(struct sw_import *im, const struct sw_model *model) {
         if (!im->places[part]) return -ENOMEM;
         for (uint32_t u = 0; u < model->unit_count && ret == 0; u++)
             for (uint32_t i = 0; i < model->units[u].tensor_count && ret == 0; i++)
-                ret = place_tensor(im, model, part, u, i);
+                if (!model->units[u].tensors[i].frozen) ret = place_tensor(im, model, part, u, i);
     }
     return ret;
 }

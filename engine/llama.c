@@ -30,12 +30,16 @@ double sw_llama_flops(const struct sw_llama *l, uint32_t u, enum sw_llama_pass p
     const struct sw_unit *unit = &l->model->units[u];
     const struct sw_attention *a = &l->attention;
     if (unit->kind == SW_UNIT_EMBED && !l->model->config.tied) return 0;
-    double weights = 0, attention = 0;
-    for (uint32_t i = 0; i < unit->tensor_count; i++)
-        weights += (double)(unit->tensors[i].cols ? unit->tensors[i].count : 0);
+    double weights = 0, frozen = 0, attention = 0;
+    for (uint32_t i = 0; i < unit->tensor_count; i++) {
+        const struct sw_tensor *tensor = &unit->tensors[i];
+        weights += (double)(tensor->cols ? tensor->count : 0);
+        frozen += (double)(tensor->cols && tensor->frozen ? tensor->count : 0);
+    }
     if (unit->kind == SW_UNIT_LAYER)
         attention = 2.0 * (double)l->time * a->heads * a->head_dim; /* 2 products, half of them */
-    return (2 * weights + attention) * (double)l->tokens * forwards[pass];
+    const double spared = pass == SW_PASS_BACKWARD ? 2 * frozen : 0;
+    return ((2 * weights + attention) * forwards[pass] - spared) * (double)l->tokens;
 }
 
 /* Takes `bytes` from the workspace; with base NULL only the size is counted. */
@@ -224,10 +228,11 @@ static int project_back(const struct sw_llama *l, struct sw_stream *s, void *dx,
     return project_back_to(l, s, l->dtype, dx, dy, w, n, rows, cols, accumulate);
 }
 
-/* dw[rows][cols] (+)= dy[n][rows]^T x[n][cols], in FP32 */
+/* dw[rows][cols] (+)= dy[n][rows]^T x[n][cols], in FP32; nothing where dw is NULL. */
 static int weight_gradient(const struct sw_llama *l, struct sw_stream *s, float *dw, const void *dy,
                            const void *x, uint64_t n, uint64_t rows, uint64_t cols,
                            int accumulate) {
+    if (!dw) return 0;
     const struct sw_gemm g = {.m = rows,
                               .n = cols,
                               .k = n,
@@ -291,6 +296,11 @@ int sw_llama_norm_backward(const struct sw_llama *l, struct sw_stream *s,
 
 /* ---- layers ---- */
 
+/* Where a tensor's gradient goes; NULL where nothing trains it. */
+static float *gradient_at(const struct sw_unit *unit, float *acc, int tensor) {
+    return unit->tensors[tensor].frozen ? NULL : acc + unit->tensors[tensor].first;
+}
+
 /* Everything of a layer up to `act`; mid is the sum after attention. */
 static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
                         const void *weights, const void *x) {
@@ -331,7 +341,7 @@ static int mlp_backward(const struct sw_llama *l, struct sw_stream *s, const str
     const struct sw_model_config *c = &l->model->config;
     const uint64_t n = l->tokens, hidden = c->hidden, inner = c->intermediate;
 #define W(t)  tensor_at(l, unit, weights, (t))
-#define DW(t) (acc + unit->tensors[t].first)
+#define DW(t) gradient_at(unit, acc, (t))
     TRY(weight_gradient(l, s, DW(SW_LAYER_DOWN), dx, l->act, n, hidden, inner, add));
     TRY(project_back(l, s, l->act, dx, W(SW_LAYER_DOWN), n, hidden, inner, 0));
     TRY(l->ops->swiglu_backward(s, l->dtype, l->gate, l->up, l->act, l->gate, l->up, n * inner));

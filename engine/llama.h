@@ -70,9 +70,10 @@ enum sw_llama_pass {
 
 /* Floating-point operations of a micro-batch through a unit: 2 for each weight of a matrix and
  * token, and causal attention's two products (Narayanan et al., arXiv:2104.04473, section 3.4,
- * whose full attention is halved here); backward takes twice the forward's, and once more for the
- * recomputation. A tied embedding's unit is counted as the part of the head that it is, unless the
- * pass is SW_PASS_EMBED; an untied one and the norm count 0. */
+ * whose full attention is halved here); backward takes twice the forward's, but for the gradients
+ * of frozen matrices, and once more for the recomputation. A tied embedding's unit is counted as
+ * the part of the head that it is, unless the pass is SW_PASS_EMBED; an untied one and the norm
+ * count 0. */
 double sw_llama_flops(const struct sw_llama *l, uint32_t unit, enum sw_llama_pass pass);
 
 /* Writes the rows of out [tokens][hidden] whose tokens the unit holds, and no others: after all
@@ -83,7 +84,7 @@ int sw_llama_layer(const struct sw_llama *l, struct sw_stream *s, const struct s
                    const void *weights, const void *x, void *out);
 
 /* dx holds the gradient of the layer's output and receives that of its input x. acc: the unit's
- * gradient, overwritten unless accumulate. */
+ * gradient, overwritten unless accumulate; NULL where all of it is frozen. */
 int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
                             const struct sw_unit *unit, const void *weights, float *acc,
                             int accumulate, const void *x, void *dx);
@@ -98,7 +99,7 @@ int sw_llama_embed_backward(const struct sw_llama *l, struct sw_stream *s,
 int sw_llama_norm(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
                   const void *weights, const void *x, void *out);
 /* dout FP32 [tokens][hidden], as the head leaves it, is rounded to the working type first; dx is
- * written (not added to), acc overwritten unless accumulate. */
+ * written (not added to), acc overwritten unless accumulate; NULL where it is frozen. */
 int sw_llama_norm_backward(const struct sw_llama *l, struct sw_stream *s,
                            const struct sw_unit *unit, const void *weights, float *acc,
                            int accumulate, const void *x, const float *dout, void *dx);

@@ -15,8 +15,6 @@
 #include "base/size.h"
 #include "engine/model_internal.h"
 
-enum { TENSOR_ALIGN = 128 }; /* elements: 256 bytes in BF16 */
-
 char *sw_model_path(const char *dir, const char *name) {
     char *path;
     return asprintf(&path, "%s/%s", dir, name) < 0 ? NULL : path;
@@ -29,9 +27,7 @@ static void add_tensor(struct sw_unit *unit, const char *name, uint64_t rows, ui
     tensor->rows = rows;
     tensor->cols = cols;
     tensor->count = rows * (cols ? cols : 1);
-    tensor->first = unit->count;
     unit->params += tensor->count;
-    unit->count = sw_round_up(tensor->first + tensor->count, TENSOR_ALIGN);
 }
 
 static void build_layer(struct sw_unit *unit, const struct sw_model_config *c, uint32_t layer) {
@@ -111,7 +107,11 @@ static int build_units(struct sw_model *model, uint32_t parts) {
     norm->kind = SW_UNIT_NORM;
     strcpy(norm->name, "norm");
     add_tensor(norm, "model.norm.weight", c->hidden, 0);
-    for (uint32_t i = 0; i < model->unit_count; i++) model->params += model->units[i].params;
+    for (uint32_t i = 0; i < model->unit_count; i++) {
+        sw_unit_lay_out(&model->units[i], 0);
+        model->params += model->units[i].params;
+    }
+    model->trained_params = model->params;
     return 0;
 }
 
@@ -190,48 +190,42 @@ void sw_model_close(struct sw_model *model) {
     memset(model, 0, sizeof(*model));
 }
 
-static void read_unit(const struct sw_model *model,
-                      struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
-                      uint64_t first, uint64_t count, float *out) {
-    assert(unit < model->unit_count);
-    const struct sw_unit *u = &model->units[unit];
-    assert(first <= u->count && count <= u->count - first);
+static void read_unit(const struct sw_unit *u, const struct sw_weight *places, uint64_t first,
+                      uint64_t count, float *out) {
     const uint64_t end = first + count;
-    uint64_t at = first;
-    for (uint32_t i = 0; i < u->tensor_count && at < end; i++) {
+    memset(out, 0, count * sizeof(*out));
+    for (uint32_t i = 0; i < u->tensor_count; i++) {
         const struct sw_tensor *tensor = &u->tensors[i];
         const uint64_t tensor_end = tensor->first + tensor->count;
-        const uint64_t padded_end = sw_round_up(tensor_end, TENSOR_ALIGN);
-        if (at >= padded_end) continue;
-        if (at < tensor_end) {
-            const uint64_t stop = end < tensor_end ? end : tensor_end;
-            const struct sw_weight *place = &places[unit][i];
-            sw_safetensors_read(place->file, place->tensor,
-                                tensor->source_first + (at - tensor->first), stop - at,
-                                out + (at - first));
-            at = stop;
-        }
-        const uint64_t stop = end < padded_end ? end : padded_end;
-        if (at < stop) memset(out + (at - first), 0, (stop - at) * sizeof(*out));
-        at = stop > at ? stop : at;
+        const uint64_t from = first > tensor->first ? first : tensor->first;
+        const uint64_t to = end < tensor_end ? end : tensor_end;
+        if (from < to)
+            sw_safetensors_read(places[i].file, places[i].tensor,
+                                tensor->source_first + (from - tensor->first), to - from,
+                                out + (from - first));
     }
-    assert(at == end);
 }
 
 void sw_model_read_places(const struct sw_model *model,
                           struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX], uint32_t unit,
                           uint64_t first, uint64_t count, float *out) {
-    const uint64_t elements = model->units[unit].count;
-    const uint64_t left = first < elements ? elements - first : 0;
-    const uint64_t there = count < left ? count : left;
-    if (there) read_unit(model, places, unit, first, there, out);
-    memset(out + there, 0, (count - there) * sizeof(*out));
+    assert(unit < model->unit_count);
+    read_unit(&model->units[unit], places[unit], first, count, out);
 }
 
 void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
                    float *out) {
     assert(model->weights);
-    read_unit(model, model->weights->places, unit, first, count, out);
+    sw_model_read_places(model, model->weights->places, unit, first, count, out);
+}
+
+void sw_model_read_unfrozen(const struct sw_model *model, uint32_t unit, uint64_t first,
+                            uint64_t count, float *out) {
+    assert(model->weights && unit < model->unit_count);
+    struct sw_unit whole = model->units[unit];
+    for (uint32_t i = 0; i < whole.tensor_count; i++) whole.tensors[i].frozen = 0;
+    sw_unit_lay_out(&whole, 0);
+    read_unit(&whole, model->weights->places[unit], first, count, out);
 }
 
 uint64_t sw_model_fingerprint(const struct sw_model *model) {

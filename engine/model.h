@@ -34,6 +34,7 @@ struct sw_tensor {
     uint64_t rows, cols;           /* in this unit; cols is 0 for a vector */
     uint64_t first, count;
     uint64_t source_first; /* elements of the files' tensor before this piece; 0 for a whole one */
+    int frozen;            /* nothing trains it */
 };
 
 enum sw_unit_kind { SW_UNIT_EMBED, SW_UNIT_LAYER, SW_UNIT_NORM, SW_UNIT_HEAD };
@@ -60,8 +61,12 @@ struct sw_unit {
     uint64_t first_row;
     uint32_t tensor_count;
     struct sw_tensor tensors[SW_TENSORS_PER_UNIT_MAX];
-    uint64_t count;  /* elements with padding, a multiple of 128 */
-    uint64_t params; /* elements without it */
+    uint8_t order[SW_TENSORS_PER_UNIT_MAX]; /* of the tensors, by their places */
+    uint64_t count;                         /* elements with padding, a multiple of 128 */
+    uint64_t params;                        /* elements without it */
+    /* Elements with padding of what is trained, which lies first; the rest lies from frozen_first
+     * on. Both are `count` where nothing is frozen. */
+    uint64_t trained, frozen_first;
 };
 
 enum { SW_MODEL_PART_ROWS_STEP = 16 };
@@ -76,7 +81,7 @@ struct sw_model {
     uint32_t parts; /* of the vocabulary, at least 1 */
     uint32_t unit_count;
     struct sw_unit *units;
-    uint64_t params;
+    uint64_t params, trained_params;
     struct sw_weights *weights; /* the mapped files; NULL when only the configuration was opened */
     char dir[4096];
 };
@@ -105,6 +110,22 @@ static inline uint32_t sw_model_head_unit(const struct sw_model *model, uint32_t
 /* FP32 values of elements [first, first + count) of a unit; padding reads as 0. */
 void sw_model_read(const struct sw_model *model, uint32_t unit, uint64_t first, uint64_t count,
                    float *out);
+/* The same of a unit whose tensors lie as they do where nothing is frozen. */
+void sw_model_read_unfrozen(const struct sw_model *model, uint32_t unit, uint64_t first,
+                            uint64_t count, float *out);
+
+/* Freezes the tensors that the patterns name: globs over the files' names (fnmatch), separated by
+ * commas, where the last one that fits a tensor decides and "!" before one trains what it fits.
+ * Places change: in each unit what is trained comes first, in `shards` equal shards with their
+ * padding (sw_placement_shard of as many replicas), then what is frozen. -EINVAL, reported, for a
+ * pattern that fits no tensor, and where nothing is left to train. Once, after open. */
+int sw_model_freeze(struct sw_model *model, const char *patterns, uint32_t shards,
+                    uint32_t replicas);
+
+/* By unit, the elements of each of so many equal shards with their padding: of all of the unit, and
+ * of what is trained. */
+void sw_model_shards(const struct sw_model *model, uint32_t shards, uint32_t replicas,
+                     uint64_t *elements, uint64_t *trained);
 
 /* The files that hold the weights, for reports. */
 struct sw_model_file {

@@ -38,6 +38,12 @@ static inline uint64_t sw_model_source_rows(const struct sw_model *model, uint32
     return is_part ? model->config.vocab : u->tensors[i].rows;
 }
 
+enum { SW_TENSOR_ALIGN = 128 }; /* elements: 256 bytes in BF16 */
+
+/* Gives the tensors of a unit their places: what is trained, then from frozen_first on, if anything
+ * is frozen, the rest. */
+void sw_unit_lay_out(struct sw_unit *unit, uint64_t frozen_first);
+
 /* Opens, checks and places the files of model->dir; takes over root. model is unchanged on failure,
  * where root is released. */
 int sw_weights_open(struct sw_model *model, json_t *root);

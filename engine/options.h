@@ -28,6 +28,7 @@ struct sw_sim_rates {
 
 struct sw_train_options {
     const char *model, *data, *mask, *val, *out; /* mask, val: NULL when not given */
+    const char *freeze;                          /* patterns of sw_model_freeze(), or NULL */
     const char *import_dir;                      /* an exported optimizer to begin with, or NULL */
     uint64_t steps;                              /* 0: one epoch */
     uint32_t seq_len;                            /* 0: min(512, the model's limit) */

@@ -121,6 +121,7 @@ static void identify(struct sw_trainer *t) {
                      .moments = o->moments,
                      .head_slice = sw_llama_head_slice(&t->model, t->micro_tokens),
                      .vocabulary_parts = t->model.parts}};
+    if (o->freeze) snprintf(t->run.freeze, sizeof(t->run.freeze), "%s", o->freeze);
     sw_identity_of_model(&t->model, t->run.model);
     sw_identity_write_key(&t->run, t->ranks[0].device.ops->numerics(t->ranks[0].device.device),
                           o->sim.flops > 0);
@@ -136,7 +137,7 @@ static int tell_turns(const struct sw_trainer *t, int ret) {
 
 static int build_turns(struct sw_trainer *t) {
     t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
-    sw_turn_shape_pick_late(&t->shape, t->shard_elements);
+    sw_turn_shape_pick_late(&t->shape, t->trained_elements);
     sw_llama_describe(&t->ranks[0].llama, &t->model, &t->ranks[0].device, t->options.dtype,
                       t->options.micro_batch, t->options.seq_len, t->placement.head_whole);
     const int picked = sw_trainer_pick_late(t);
@@ -256,7 +257,7 @@ static void announce_team(const struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     for (uint32_t c = 0; c < p->chunk_count; c++) {
         const struct sw_chunk *chunk = &p->chunks[c];
-        if (chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
+        if (chunk->frozen || chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
         const struct sw_rank *r = &t->ranks[0];
         const char *record = chunk->tier == SW_TIER_HOST ? r->host_state + chunk->record_offset
                                                          : r->rings[SW_RING_STATE];
@@ -376,6 +377,10 @@ int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step) {
 }
 uint64_t sw_trainer_loaded_bytes(const struct sw_trainer *t) {
     return t->loaded_bytes;
+}
+
+uint64_t sw_trainer_trained_params(const struct sw_trainer *t) {
+    return t->model.trained_params;
 }
 
 uint64_t sw_trainer_params(const struct sw_trainer *t) {

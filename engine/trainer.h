@@ -87,6 +87,7 @@ const struct sw_train_options *sw_trainer_options(const struct sw_trainer *t);
 int sw_trainer_table(const struct sw_trainer *t, struct sw_byte_row rows[SW_BYTE_ROWS_MAX]);
 const char *sw_trainer_numerics_key(const struct sw_trainer *t);
 uint64_t sw_trainer_params(const struct sw_trainer *t);
+uint64_t sw_trainer_trained_params(const struct sw_trainer *t);
 uint64_t sw_trainer_tokens_per_step(const struct sw_trainer *t);
 
 /* --resume found this run's finished result: nothing is to be done. After open. */

@@ -90,17 +90,20 @@ static int head_forward(struct sw_rank *r, const struct sw_run *run, const struc
     return sw_llama_head_loss(&r->llama, stream, h.stats, h.mask, r->loss_sums + m);
 }
 
-/* Zeroes what lies between the tensors of a unit: slots are shared by units of other layouts. */
+/* Zeroes what lies between the trained tensors of a unit: slots are shared by units of other
+ * layouts. */
 static int zero_gaps(struct sw_rank *r, uint32_t u, float *acc, struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
     const struct sw_unit *unit = &t->model.units[u];
     int ret = 0;
     uint64_t at = 0;
-    const uint64_t end = sw_full_elements(t, u);
-    for (uint32_t i = 0; i <= unit->tensor_count && ret == 0; i++) {
-        const uint64_t next = i < unit->tensor_count ? unit->tensors[i].first : end;
+    const uint64_t end = t->placement.shards * t->trained_elements[u];
+    for (uint32_t i = 0; at < end && ret == 0; i++) {
+        const struct sw_tensor *tensor =
+            i < unit->tensor_count ? &unit->tensors[unit->order[i]] : NULL;
+        const uint64_t next = tensor && !tensor->frozen ? tensor->first : end;
         if (next > at) ret = r->device.ops->zero(stream, acc + at, (next - at) * sizeof(*acc));
-        if (i < unit->tensor_count) at = next + unit->tensors[i].count;
+        at = next < end ? next + tensor->count : end;
     }
     return ret;
 }
@@ -116,13 +119,14 @@ static int head_whole(struct sw_rank *r, const struct sw_run *run, const struct 
         float *acc = (float *)(r->head_acc + t->placement.head_acc_offset[part]);
         parts[part] =
             head_part(r, run, unit, r->weights + t->placement.unit_weight_offset[unit], m);
+        if (!sw_placement_trains(&t->placement, unit)) continue;
         parts[part].d_matrix = acc;
         parts[part].d_accumulate = m > 0;
         if (m == 0) ret = zero_gaps(r, unit, acc, stream);
     }
     if (ret < 0) return ret;
     return sw_llama_head_whole(&r->llama, stream, parts, t->model.parts, r->loss_sums + m,
-                               head_grad_of(r, m));
+                               sw_placement_head_has_dx(&t->placement) ? head_grad_of(r, m) : NULL);
 }
 
 /* The gradient of the head's input, and of the matrix where this is the visit that makes it. */
@@ -131,7 +135,7 @@ static int head_backward(struct sw_rank *r, const struct sw_run *run, const stru
     struct sw_trainer *t = r->t;
     const uint32_t m = task->micro, last = sw_model_head_unit(&t->model, t->model.parts - 1);
     struct sw_llama_head h = head_part(r, run, task->unit, weights_of(r, run, task), m);
-    if (task->kind == SW_TASK_HEAD_BACKWARD) {
+    if (task->kind == SW_TASK_HEAD_BACKWARD && sw_placement_head_has_dx(&t->placement)) {
         h.dx = head_grad_of(r, m);
         h.dx_accumulate = task->unit != last;
     }
@@ -150,7 +154,7 @@ static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw
     const uint32_t u = task->unit, m = task->micro;
     const struct sw_unit *unit = &t->model.units[u];
     char *dx = r->between + m * t->input.activation_bytes;
-    float *acc = acc_of(r, run, task);
+    float *acc = sw_placement_trains(&t->placement, u) ? acc_of(r, run, task) : NULL;
     if (u < t->model.parts) {
         /* A tied matrix has the head's gradient already. */
         const int ret = m == 0 && !t->model.config.tied ? zero_gaps(r, u, acc, stream) : 0;
@@ -158,7 +162,7 @@ static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw
         return sw_llama_embed_backward(&r->llama, stream, unit, acc, m > 0 || t->model.config.tied,
                                        r->batch_tokens + m * t->micro_tokens, dx);
     }
-    const int ret = m == 0 ? zero_gaps(r, u, acc, stream) : 0;
+    const int ret = m == 0 && acc ? zero_gaps(r, u, acc, stream) : 0;
     if (ret < 0) return ret;
     const char *weights = weights_of(r, run, task);
     const char *in = input_of(r, run, u, m, task->at[SW_RING_KEPT]);
@@ -171,14 +175,18 @@ static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw
 /* ---- between ranks ---- */
 
 /* Test builds make NaN of what a rank does not hold: the other ranks' pieces of a buffer of a whole
- * unit. The host device's memory is the host's. */
-static void forget_others(const struct sw_rank *r, uint32_t unit, char *whole, uint64_t element) {
+ * unit, or of its trained part alone (pieces: 1). The host device's memory is the host's. */
+static void forget_others(const struct sw_rank *r, uint32_t unit, char *whole, uint64_t element,
+                          int pieces) {
 #ifdef SW_POISON
-    const uint64_t first = sw_shard_first(r, unit), end = first + r->t->shard_elements[unit];
-    memset(whole, 0xFF, first * element);
-    memset(whole + end * element, 0xFF, (sw_full_elements(r->t, unit) - end) * element);
+    for (int frozen = 0; frozen < pieces; frozen++)
+        for (uint32_t shard = 0; shard < r->t->shards; shard++) {
+            const struct sw_piece piece = sw_piece_of(r->t, shard, unit, frozen);
+            if (shard != r->shard)
+                memset(whole + piece.first * element, 0xFF, piece.count * element);
+        }
 #else
-    (void)r, (void)unit, (void)whole, (void)element;
+    (void)r, (void)unit, (void)whole, (void)element, (void)pieces;
 #endif
 }
 
@@ -195,17 +203,23 @@ static int gather(struct sw_rank *r, struct sw_run *run, const struct sw_task *t
     const struct sw_trainer *t = r->t;
     const struct sw_placement *p = &t->placement;
     const uint64_t element = sw_dtype_bytes(t->options.dtype);
-    const uint64_t bytes = t->shard_elements[task->unit] * element;
-    const struct sw_chunk *first = &p->chunks[p->unit_first_chunk[task->unit]];
+    const uint32_t chunks[SW_PIECES] = {p->unit_first_chunk[task->unit],
+                                        p->unit_trained_end[task->unit]};
     char *out = task->at[SW_RING_WINDOW] >= 0 ? sw_slot(r, run, task, SW_RING_WINDOW)
                                               : r->weights + p->unit_weight_offset[task->unit];
-    const char *in = first->weight_tier == SW_TIER_DEVICE
-                         ? sw_weights_at(r, first)
-                         : out + sw_shard_first(r, task->unit) * element;
+    int ret = 0;
     *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
-    forget_others(r, task->unit, out, element);
-    const int ret = r->comm.ops->all_gather(r->comm.comm, stream, out, in, bytes);
-    began(r, run, task);
+    forget_others(r, task->unit, out, element, SW_PIECES);
+    for (int frozen = 0; frozen < SW_PIECES && ret == 0; frozen++) {
+        const struct sw_piece piece = sw_piece_of(t, r->shard, task->unit, frozen);
+        if (piece.count == 0) continue;
+        const struct sw_chunk *first = &p->chunks[chunks[frozen]];
+        const char *in = first->weight_tier == SW_TIER_DEVICE ? sw_weights_at(r, first)
+                                                              : out + piece.first * element;
+        char *all = out + sw_piece_of(t, 0, task->unit, frozen).first * element;
+        ret = r->comm.ops->all_gather(r->comm.comm, stream, all, in, piece.count * element);
+        if (frozen == 0 || sw_placement_trains(p, task->unit) == 0) began(r, run, task);
+    }
     return ret;
 }
 
@@ -223,8 +237,9 @@ static int sum_replicas(struct sw_rank *r, float *shard, uint64_t count, struct 
 static int scatter(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                    struct sw_stream *stream) {
     const struct sw_trainer *t = r->t;
-    const uint64_t count = t->shard_elements[task->unit];
-    float *acc = acc_of(r, run, task), *own = acc + sw_shard_first(r, task->unit);
+    const struct sw_piece piece = sw_piece_of(t, r->shard, task->unit, 0);
+    const uint64_t count = piece.count;
+    float *acc = acc_of(r, run, task), *own = acc + piece.first;
     int ret = 0;
     *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
     if (r->comm.comm) {
@@ -233,7 +248,7 @@ static int scatter(struct sw_rank *r, struct sw_run *run, const struct sw_task *
         began(r, run, task);
     }
     if (ret == 0) ret = sum_replicas(r, own, count, stream);
-    if (ret == 0) forget_others(r, task->unit, (char *)acc, sizeof(*acc));
+    if (ret == 0) forget_others(r, task->unit, (char *)acc, sizeof(*acc), 1);
     return ret;
 }
 
@@ -249,8 +264,7 @@ static int reduce(struct sw_rank *r, const struct sw_run *run, const struct sw_t
     const int away = task->at[SW_RING_ROUNDED] >= 0;
     char *out = away ? sw_slot(r, run, task, SW_RING_ROUNDED) : r->grads + first->grad_offset;
     int ret = r->device.ops->round_norm(
-        stream, out, t->options.grad_dtype,
-        acc_of(r, run, task) + sw_shard_first(r, task->unit) + first->first, count,
+        stream, out, t->options.grad_dtype, acc_of(r, run, task) + sw_chunk_begin(r, first), count,
         r->block_sums[task->unit] + first->first / SW_NORM_BLOCK, &r->bad[task->chunk]);
     /* Chunks of one span may wait in different tiers. */
     for (uint32_t c = first->span_first; away && c < first->span_end && ret == 0; c++)
@@ -355,9 +369,10 @@ static enum sw_llama_pass pass_of(const struct sw_trainer *t, const struct sw_ta
     case SW_TASK_HEAD_GRAD:
         return SW_PASS_HEAD_GRAD;
     case SW_TASK_HEAD_BACKWARD:
-        return task->at[SW_RING_ACC] >= 0 ? SW_PASS_BACKWARD : SW_PASS_HEAD_DX;
+        if (task->at[SW_RING_ACC] < 0) return SW_PASS_HEAD_DX;
+        return sw_placement_head_has_dx(&t->placement) ? SW_PASS_BACKWARD : SW_PASS_HEAD_GRAD;
     case SW_TASK_HEAD_WHOLE:
-        return SW_PASS_BACKWARD;
+        return sw_placement_head_has_dx(&t->placement) ? SW_PASS_BACKWARD : SW_PASS_HEAD_GRAD;
     default:
         return SW_PASS_FORWARD;
     }
@@ -387,7 +402,7 @@ uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task 
         return (t->placement.shards - 1) * t->shard_elements[task->unit] *
                sw_dtype_bytes(t->options.dtype);
     case SW_TASK_SCATTER:
-        return scatter_bytes(t, t->shard_elements[task->unit]);
+        return scatter_bytes(t, t->trained_elements[task->unit]);
     case SW_TASK_GRAD:
         return chunk->count * sw_dtype_bytes(t->options.grad_dtype);
     case SW_TASK_UPLOAD:

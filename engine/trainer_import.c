@@ -86,7 +86,7 @@ void sw_trainer_close_import(struct sw_trainer *t) {
 static int refuse(const struct sw_rank *r, uint32_t c, uint64_t first, uint64_t count) {
     const struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
-    const uint64_t at = sw_shard_first(r, chunk->unit) + chunk->first + first;
+    const uint64_t at = sw_chunk_begin(r, chunk) + first;
     sw_error("--import %s: a value of %s, elements %" PRIu64 " to %" PRIu64
              ", is negative where it is a variance, or not finite where --master %s and --moments "
              "%s have no such value",
@@ -99,7 +99,7 @@ int sw_trainer_import_chunk(struct sw_rank *r, uint32_t c, void *record) {
     enum { PIECE = 4 * SW_ADAM_BLOCK };
     struct sw_trainer *t = r->t;
     const struct sw_chunk *placed = &t->placement.chunks[c];
-    const uint64_t begin = sw_shard_first(r, placed->unit) + placed->first;
+    const uint64_t begin = sw_chunk_begin(r, placed);
     float values[SW_EXPORT_PARTS][PIECE];
     struct sw_adam_chunk chunk;
     sw_trainer_map(r, c, record, &chunk);

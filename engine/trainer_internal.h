@@ -160,7 +160,9 @@ struct sw_trainer {
     struct sw_adam_format format;
     struct sw_identity run;
 
-    uint64_t *shard_elements; /* by unit: of a rank's shard, with padding */
+    /* By unit: of a rank's shard, with padding, all elements, and the trained ones, which come
+     * first. */
+    uint64_t *shard_elements, *trained_elements;
     struct sw_placement_input input;
     struct sw_placement placement;
     struct sw_turn_shape shape;
@@ -287,12 +289,25 @@ static inline uint64_t *sw_bytes_of(const struct sw_rank *r, struct sw_run *run,
     return &run->bytes[sw_run_at(run, task, r->index)];
 }
 
-/* A unit's elements with the padding of all shards, and where this rank's begin. */
-static inline uint64_t sw_full_elements(const struct sw_trainer *t, uint32_t unit) {
-    return t->placement.shards * t->shard_elements[unit];
+/* A unit is shared out in two pieces, what is trained and, behind all shards of that, what is
+ * frozen. A piece of a rank's shard: [first, first + count) of the unit, and of its shard from
+ * `local` on. Either may be empty. */
+enum { SW_PIECES = 2 };
+struct sw_piece {
+    uint64_t first, count, local;
+};
+static inline struct sw_piece sw_piece_of(const struct sw_trainer *t, uint32_t shard, uint32_t unit,
+                                          int frozen) {
+    const uint64_t trained = t->trained_elements[unit];
+    const uint64_t rest = t->shard_elements[unit] - trained;
+    if (!frozen) return (struct sw_piece){shard * trained, trained, 0};
+    return (struct sw_piece){t->placement.shards * trained + shard * rest, rest, trained};
 }
-static inline uint64_t sw_shard_first(const struct sw_rank *r, uint32_t unit) {
-    return r->shard * r->t->shard_elements[unit];
+
+/* Where a chunk begins in its unit. */
+static inline uint64_t sw_chunk_begin(const struct sw_rank *r, const struct sw_chunk *chunk) {
+    const struct sw_piece piece = sw_piece_of(r->t, r->shard, chunk->unit, chunk->frozen);
+    return piece.first + chunk->first - piece.local;
 }
 
 /* A chunk's number in the store, where every rank's are. */
@@ -308,8 +323,8 @@ static inline uint32_t sw_trainer_store_chunks(const struct sw_trainer *t) {
 static inline char *sw_weights_at(const struct sw_rank *r, const struct sw_chunk *chunk) {
     const struct sw_placement *p = &r->t->placement;
     const uint64_t element = sw_dtype_bytes(r->t->options.dtype);
-    const uint64_t first = p->whole_weights ? sw_shard_first(r, chunk->unit) * element : 0;
-    return r->weights + chunk->weight_offset + first;
+    if (!p->whole_weights) return r->weights + chunk->weight_offset;
+    return r->weights + p->unit_weight_offset[chunk->unit] + sw_chunk_begin(r, chunk) * element;
 }
 
 /* ---- the files ---- */

@@ -89,14 +89,13 @@ static const char *tensor_name(const struct sw_trainer *t, uint32_t unit, uint64
  * unit. */
 static struct sw_nonfinite bad_of(const struct sw_rank *r, uint32_t unit) {
     const struct sw_placement *p = &r->t->placement;
-    const uint64_t shard_first = sw_shard_first(r, unit);
     struct sw_nonfinite sum = {0};
-    for (uint32_t c = p->unit_first_chunk[unit]; c < p->unit_first_chunk[unit + 1];
+    for (uint32_t c = p->unit_first_chunk[unit]; c < p->unit_trained_end[unit];
          c = p->chunks[c].span_end) {
         const struct sw_nonfinite *bad = &r->host_bad[c];
         if (bad->count == 0) continue;
         if (sum.count == 0)
-            sum = (struct sw_nonfinite){0, shard_first + p->chunks[c].first + bad->first,
+            sum = (struct sw_nonfinite){0, sw_chunk_begin(r, &p->chunks[c]) + bad->first,
                                         bad->is_nan, 0};
         sum.count += bad->count;
     }
@@ -330,7 +329,7 @@ static int device_adam(struct sw_rank *r, struct sw_run *run, const struct sw_ta
         .grad = r->grads + placed->grad_offset,
         .weight = sw_weights_at(r, placed),
         .count = placed->count,
-        .first = placed->index + sw_shard_first(r, placed->unit),
+        .first = placed->index + sw_piece_of(t, r->shard, placed->unit, 0).first,
         .ranges = ranges,
         .range_count = state->range_count,
         .split_master = t->format.master == SW_MASTER_SPLIT,
@@ -364,8 +363,7 @@ static int load(struct sw_rank *r, struct sw_run *run, const struct sw_task *tas
     *sw_bytes_of(r, run, task) = bytes;
     return r->device.ops->copy_h2d(stream,
                                    sw_slot(r, run, task, SW_RING_WINDOW) +
-                                       (sw_shard_first(r, task->unit) + chunk->first) *
-                                           sw_dtype_bytes(t->options.dtype),
+                                       sw_chunk_begin(r, chunk) * sw_dtype_bytes(t->options.dtype),
                                    from, bytes);
 }
 
@@ -494,7 +492,7 @@ static int report_failed(const struct sw_trainer *t, const struct lane_request *
                  unit, what, strerror(-r->req.result));
     } else {
         const struct sw_chunk *chunk = &t->placement.chunks[r->req.chunk / t->rank_count];
-        const uint64_t first = sw_shard_first(r->rank, chunk->unit) + chunk->first;
+        const uint64_t first = sw_chunk_begin(r->rank, chunk);
         sw_error("step %llu: the state of %s, elements %llu to %llu, could not be %s: %s", step,
                  unit, (unsigned long long)first, (unsigned long long)(first + chunk->count - 1),
                  what, strerror(-r->req.result));

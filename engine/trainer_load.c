@@ -70,18 +70,20 @@ int sw_trainer_fetch_shard(struct sw_rank *r, uint32_t unit, uint64_t first, uin
 int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
                      void *out) {
     struct sw_trainer *t = ctx;
-    const uint64_t shard = t->shard_elements[unit], end = first + count;
-    const uint64_t element = sw_dtype_bytes(t->options.dtype);
+    const uint64_t end = first + count, element = sw_dtype_bytes(t->options.dtype);
     if (dtype != t->options.dtype) return -EINVAL;
     int ret = 0;
-    for (uint32_t i = 0; i < t->shards && ret == 0; i++) {
-        const uint64_t begins = i * shard, ends = begins + shard;
+    for (uint32_t i = 0; i < SW_PIECES * t->shards && ret == 0; i++) {
+        const uint32_t shard = i / SW_PIECES;
+        const struct sw_piece piece = sw_piece_of(t, shard, unit, (int)(i % SW_PIECES));
+        const uint64_t begins = piece.first, ends = begins + piece.count;
         if (ends <= first || begins >= end) continue;
         const uint64_t from = first > begins ? first : begins, to = end < ends ? end : ends;
+        const uint64_t at = piece.local + from - begins;
         char *place = (char *)out + (from - first) * element;
-        ret = i < t->rank_count /* the first process's */
-                  ? sw_trainer_fetch_shard(&t->ranks[i], unit, from - begins, to - begins, place)
-                  : sw_trainer_fetch_remote(t, i, unit, from - begins, to - begins, place);
+        ret = shard < t->rank_count /* the first process's */
+                  ? sw_trainer_fetch_shard(&t->ranks[shard], unit, at, at + to - from, place)
+                  : sw_trainer_fetch_remote(t, shard, unit, at, at + to - from, place);
     }
     return ret;
 }
@@ -94,7 +96,7 @@ static void read_model(const struct sw_rank *r, uint32_t c, uint64_t first, uint
     const struct sw_model *model = &r->t->model;
     const struct sw_chunk *chunk = &r->t->placement.chunks[c];
     sw_model_read_places(model, model->weights->places, chunk->unit,
-                         sw_shard_first(r, chunk->unit) + chunk->first + first, count, out);
+                         sw_chunk_begin(r, chunk) + first, count, out);
 }
 
 void sw_trainer_start_chunk(const struct sw_rank *r, uint32_t c, void *record) {
@@ -167,6 +169,7 @@ static int load_weights(struct sw_rank *r, uint32_t c) {
 static int load_record(struct sw_rank *r, uint32_t c, void *buffer) {
     struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
+    if (chunk->frozen) return 0;
     if (chunk->tier == SW_TIER_HOST)
         sw_trainer_start_chunk(r, c, r->host_state + chunk->record_offset);
     if (chunk->tier != SW_TIER_DEVICE) return 0;
@@ -186,7 +189,8 @@ static uint64_t load_bytes(const struct sw_trainer *t, uint32_t c) {
 
 static int load_chunk(struct sw_rank *r, uint32_t c, void *record) {
     if (sw_trainer_is_committed(r, c)) return sw_trainer_restore_chunk(r, c, record);
-    if (r->t->import) return sw_trainer_import_chunk(r, c, record);
+    if (r->t->import && !r->t->placement.chunks[c].frozen)
+        return sw_trainer_import_chunk(r, c, record);
     const int ret = load_weights(r, c);
     return ret < 0 ? ret : load_record(r, c, record);
 }

@@ -26,7 +26,7 @@ static uint64_t blocks_of(uint64_t elements) {
 static uint64_t block_sum_bytes(const struct sw_trainer *t) {
     uint64_t bytes = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
-        bytes += sw_round_up(blocks_of(t->shard_elements[u]) * sizeof(double), 64);
+        bytes += sw_round_up(blocks_of(t->trained_elements[u]) * sizeof(double), 64);
     return bytes;
 }
 
@@ -66,6 +66,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
         .local_ranks = t->rank_count,
         .whole_weights = o->zero < 3,
         .unit_elements = t->shard_elements,
+        .unit_trained = t->trained_elements,
         .format = {o->master, o->moments, o->grad_dtype, o->dtype},
         .checkpoint_every = o->checkpoint_every,
         .chunk_bytes = o->chunk_bytes,
@@ -107,6 +108,18 @@ static int check_step(const struct sw_trainer *t) {
     return -ENOMEM;
 }
 
+static int cut_units(struct sw_trainer *t) {
+    const uint32_t units = t->model.unit_count;
+    const char *freeze = t->options.freeze;
+    const int ret = freeze ? sw_model_freeze(&t->model, freeze, t->shards, t->replicas) : 0;
+    if (ret < 0) return ret;
+    t->shard_elements = calloc(units, sizeof(*t->shard_elements));
+    t->trained_elements = calloc(units, sizeof(*t->trained_elements));
+    if (!t->shard_elements || !t->trained_elements) return -ENOMEM;
+    sw_model_shards(&t->model, t->shards, t->replicas, t->shard_elements, t->trained_elements);
+    return 0;
+}
+
 int sw_trainer_size(struct sw_trainer *t) {
     const uint32_t layers = t->model.config.layers;
     if (t->options.checkpoint_every > layers) t->options.checkpoint_every = layers;
@@ -116,12 +129,10 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->micro_tokens = micro_tokens(o);
     t->rank_rows = (uint64_t)o->micro_batch * o->accumulate;
     t->step_rows = t->world_ranks * t->rank_rows;
-    t->shard_elements = calloc(t->model.unit_count, sizeof(*t->shard_elements));
-    if (!t->shard_elements) return -ENOMEM;
-    for (uint32_t u = 0; u < t->model.unit_count; u++)
-        t->shard_elements[u] = sw_placement_shard(t->model.units[u].count, t->shards, t->replicas);
+    int ret = cut_units(t);
+    if (ret < 0) return ret;
     struct sw_shortfall shortfall;
-    const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
+    ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;
 }
 
@@ -168,7 +179,7 @@ static void carve_device(struct sw_rank *r) {
     char *sums = carve(r, block_sum_bytes(t));
     for (uint32_t u = 0; u < units; u++) {
         r->block_sums[u] = (double *)sums;
-        sums += sw_round_up(blocks_of(t->shard_elements[u]) * sizeof(double), 64);
+        sums += sw_round_up(blocks_of(t->trained_elements[u]) * sizeof(double), 64);
     }
     r->bad = carve(r, p->chunk_count * sizeof(*r->bad));
     r->loss_sums = carve(r, micros * sizeof(*r->loss_sums));
@@ -225,11 +236,12 @@ static void split_chunks(struct sw_rank *r) {
         const struct sw_chunk *chunk = &t->placement.chunks[c];
         const struct sw_unit *unit = &t->model.units[chunk->unit];
         struct chunk_state *state = &r->chunks[c];
-        const uint64_t begin = sw_shard_first(r, chunk->unit) + chunk->first;
+        const uint64_t begin = sw_chunk_begin(r, chunk);
         const uint64_t end = begin + chunk->count;
         uint64_t at = begin;
         for (uint32_t i = 0; i <= unit->tensor_count && at < end; i++) {
-            const struct sw_tensor *tensor = i < unit->tensor_count ? &unit->tensors[i] : NULL;
+            const struct sw_tensor *tensor =
+                i < unit->tensor_count ? &unit->tensors[unit->order[i]] : NULL;
             const uint64_t first = tensor ? tensor->first : end;
             const uint64_t last = tensor ? tensor->first + tensor->count : end;
             const int decays = tensor && (tensor->cols > 0 || t->options.decay == SW_DECAY_ALL);
@@ -257,7 +269,7 @@ static int allocate_tables(struct sw_rank *r) {
     if (!r->block_sums || !r->norms || !r->host_bad || !r->host_loss_sums || !r->chunks)
         return -ENOMEM;
     for (uint32_t u = 0; u < units; u++) {
-        r->norms[u].block_count = blocks_of(t->shard_elements[u]);
+        r->norms[u].block_count = blocks_of(t->trained_elements[u]);
         r->norms[u].block_sums = calloc(r->norms[u].block_count, sizeof(double));
         if (!r->norms[u].block_sums) return -ENOMEM;
     }
@@ -315,6 +327,7 @@ void sw_trainer_free_memory(struct sw_trainer *t) {
     sw_arena_close(&t->arena);
     for (uint32_t i = 0; t->ranks && i < t->rank_count; i++) free_rank(&t->ranks[i]);
     free(t->shard_elements);
+    free(t->trained_elements);
     free(t->weight_buffer);
     sw_placement_free(&t->placement);
 }
@@ -331,7 +344,8 @@ void sw_trainer_map(const struct sw_rank *r, uint32_t c, void *record, struct sw
     const struct chunk_state *state = &r->chunks[c];
     *out = (struct sw_adam_chunk){.format = t->format,
                                   .count = chunk->count,
-                                  .first = chunk->index + sw_shard_first(r, chunk->unit),
+                                  .first =
+                                      chunk->index + sw_piece_of(t, r->shard, chunk->unit, 0).first,
                                   .ranges = state->ranges,
                                   .range_count = state->range_count};
     sw_adam_record_map(out, record);

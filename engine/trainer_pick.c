@@ -20,7 +20,7 @@ int sw_trainer_pick_late(struct sw_trainer *t) {
     for (size_t below = 0; below < sizeof(shares) / sizeof(shares[0]); below++)
         for (size_t top = 0; shares[below] + shares[top] <= 0.9 && top < 7; top++) {
             struct sw_turn_shape shape = t->shape;
-            sw_turn_shape_late_shares(&shape, t->shard_elements, shares[below], shares[top]);
+            sw_turn_shape_late_shares(&shape, t->trained_elements, shares[below], shares[top]);
             const double step_s = sw_turn_steady_step(&shape, cost_of, t);
             if (step_s < 0 || best_s < 0) return -ENOMEM;
             if (step_s >= best_s * 0.999) continue;

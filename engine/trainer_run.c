@@ -271,8 +271,8 @@ int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at) {
 /* Masters, momenta and variances as FP32, whatever the record's format. */
 static void hash_chunk(const struct sw_rank *r, uint32_t c, void *record, XXH3_state_t *hashes[3]) {
     const struct sw_chunk *placed = &r->t->placement.chunks[c];
-    const uint64_t at = sw_shard_first(r, placed->unit) + placed->first;
-    const uint64_t elements = r->t->model.units[placed->unit].count;
+    const uint64_t at = sw_chunk_begin(r, placed);
+    const uint64_t elements = r->t->model.units[placed->unit].trained;
     const uint64_t end = elements > at ? elements - at : 0; /* the padding of shards is left out */
     struct sw_adam_chunk chunk;
     sw_trainer_map(r, c, record, &chunk);
@@ -309,8 +309,7 @@ static int hash_state(struct sw_trainer *t, XXH3_state_t *hashes[3]) {
     int ret = 0;
     for (uint32_t u = 0; u < t->model.unit_count; u++)
         for (uint32_t i = 0; i < t->shards; i++)
-            for (uint32_t c = p->unit_first_chunk[u]; c < p->unit_first_chunk[u + 1] && ret == 0;
-                 c++)
+            for (uint32_t c = p->unit_first_chunk[u]; c < p->unit_trained_end[u] && ret == 0; c++)
                 ret = hash_record(t, i, c, record, hashes);
     free(record);
     return ret;

@@ -241,7 +241,7 @@ int sw_trainer_commit_idle(struct sw_trainer *t, uint64_t step) {
     if (!record) return -ENOMEM;
     int ret = 0;
     for (uint32_t c = 0; c < t->placement.chunk_count && ret == 0; c++) {
-        if (t->placement.chunks[c].tier == SW_TIER_NVME) continue;
+        if (t->placement.chunks[c].frozen || t->placement.chunks[c].tier == SW_TIER_NVME) continue;
         for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) {
             ret = fetch_resident(&t->ranks[i], c, record);
             if (ret == 0) ret = sw_trainer_write_record(&t->ranks[i], c, record);
@@ -257,7 +257,7 @@ int sw_trainer_check_bytes(const struct sw_rank *r, uint32_t c, uint64_t step, u
     const uint32_t home = sw_homes_newest(&t->homes, sw_store_chunk(r, c), &want);
     if (home == SW_HOME_VIRGIN || have == want) return 0;
     const struct sw_chunk *chunk = &t->placement.chunks[c];
-    const uint64_t first = sw_shard_first(r, chunk->unit) + chunk->first;
+    const uint64_t first = sw_chunk_begin(r, chunk);
     uint64_t offset;
     const char *path = sw_nvme_where(t->store, sw_store_chunk(r, c), home, &offset);
     sw_error(
@@ -374,7 +374,7 @@ int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record) {
 int sw_trainer_restore_chunk(struct sw_rank *r, uint32_t c, void *record) {
     struct sw_trainer *t = r->t;
     const struct sw_chunk *placed = &t->placement.chunks[c];
-    const uint64_t first = sw_shard_first(r, placed->unit) + placed->first;
+    const uint64_t first = sw_chunk_begin(r, placed);
     uint32_t checksum;
     int ret = move(r, c, sw_homes_newest(&t->homes, sw_store_chunk(r, c), &checksum), 0, record);
     if (ret < 0)

@@ -49,13 +49,16 @@ const char *sw_task_name(enum sw_task_kind kind) {
     return names[kind];
 }
 
-int sw_turn_shape_is_late(const struct sw_turn_shape *shape) {
-    return shape->turning_point > 0 || shape->late_top > 0;
+int sw_turn_unit_is_late(const struct sw_turn_shape *shape, uint32_t unit) {
+    return sw_placement_trains(shape->placement, unit) &&
+           (unit < shape->turning_point ||
+            unit >= shape->placement->order.unit_count - shape->late_top);
 }
 
-int sw_turn_unit_is_late(const struct sw_turn_shape *shape, uint32_t unit) {
-    return unit < shape->turning_point ||
-           unit >= shape->placement->order.unit_count - shape->late_top;
+int sw_turn_shape_is_late(const struct sw_turn_shape *shape) {
+    for (uint32_t u = 0; u < shape->placement->order.unit_count; u++)
+        if (sw_turn_unit_is_late(shape, u)) return 1;
+    return 0;
 }
 
 int sw_turn_commits(const struct sw_placement *p) {

@@ -119,7 +119,8 @@ void sw_turn_shape_pick_late(struct sw_turn_shape *shape, const uint64_t *unit_e
 void sw_turn_shape_late_shares(struct sw_turn_shape *shape, const uint64_t *unit_elements,
                                double below, double top);
 
-/* Whether a shape leaves any update, or this unit's, to the following turn. */
+/* Whether a shape leaves any update, or this unit's, to the following turn. A unit with nothing to
+ * train has no update. */
 int sw_turn_shape_is_late(const struct sw_turn_shape *shape);
 int sw_turn_unit_is_late(const struct sw_turn_shape *shape, uint32_t unit);
 

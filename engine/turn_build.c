@@ -106,12 +106,11 @@ static void load_weights(struct sw_builder *b, uint32_t i) {
         return;
     }
     v->window = take(b, SW_RING_WINDOW);
-    if (is_due(b, unit)) {
-        emit_late_update(b, unit, v->window);
-    } else {
-        for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
-            sw_emit_load(b, c, v->window, NONE);
-    }
+    const int due = is_due(b, unit);
+    if (due) emit_late_update(b, unit, v->window);
+    for (uint32_t c = due ? b->p->unit_trained_end[unit] : b->p->unit_first_chunk[unit];
+         c < b->p->unit_first_chunk[unit + 1]; c++)
+        sw_emit_load(b, c, v->window, NONE);
     sw_emit_gather(b, unit, v->window);
 }
 
@@ -144,8 +143,9 @@ static void emit_loads_ahead(struct sw_builder *b, uint32_t i) {
 /* ---- verdicts ---- */
 
 static int has_early(const struct sw_builder *b) {
-    return b->shape->overlap == SW_OVERLAP_BACKWARD &&
-           b->shape->turning_point + b->shape->late_top < b->p->order.unit_count;
+    for (uint32_t u = 0; u < b->p->order.unit_count; u++)
+        if (b->shape->overlap == SW_OVERLAP_BACKWARD && trains(b, u) && !is_late(b, u)) return 1;
+    return 0;
 }
 
 static void emit_loss(struct sw_builder *b) {
@@ -163,7 +163,8 @@ static void emit_loss(struct sw_builder *b) {
 
 static void emit_norm(struct sw_builder *b) {
     begin(b, SW_TASK_NORM, SW_LANE_CONTROL);
-    for (uint32_t u = 0; u < b->p->order.unit_count; u++) reads(b, SW_RES_HOST_NORMS, u);
+    for (uint32_t u = 0; u < b->p->order.unit_count; u++)
+        if (trains(b, u)) reads(b, SW_RES_HOST_NORMS, u);
     reads(b, SW_RES_HOST_LOSS, 0);
     writes(b, SW_RES_NORMED, verdict(b, 0));
     /* Behind a gate it lets pass what is late, and changes nothing. */
@@ -187,26 +188,31 @@ static void plan_forward(struct sw_builder *b, int head_too) {
 /* The layers of a group again, up to its last one, whose own backward recomputes it; forward has
  * just left the inputs of the last group. */
 static void plan_group(struct sw_builder *b, uint32_t group) {
-    const uint32_t layers = sw_order_layers(&b->p->order), every = b->p->checkpoint_every;
-    const uint32_t first = b->p->order.parts + group * every;
-    const uint32_t count = layers - group * every < every ? layers - group * every : every;
-    const int again = group + 1 < b->p->kept_groups;
+    uint32_t layer, count, backward;
+    sw_placement_group_layers(b->p, group, &layer, &count, &backward);
+    const uint32_t first = b->p->order.parts + layer, end = layer + count;
+    const int again = group + 1 < b->p->kept_groups && count > 1;
+    if (backward == end) return;
     for (uint32_t i = 0; again && i + 1 < count; i++) {
         visit(b, SW_TASK_RECOMPUTE, first + i);
         b->visits[b->visit_count - 1].fetches = i == 0;
     }
-    for (uint32_t i = count; i-- > 0;) visit(b, SW_TASK_BACKWARD, first + i);
-    if (!again || count == 1) b->visits[b->visit_count - 1].fetches = 1;
+    for (uint32_t l = end; l-- > backward;) visit(b, SW_TASK_BACKWARD, first + (l - layer));
+    if (!again && backward == layer) b->visits[b->visit_count - 1].fetches = 1;
 }
 
 static void plan_backward(struct sw_builder *b) {
     const struct sw_unit_order *o = &b->p->order;
     if (b->p->head_whole) visit(b, SW_TASK_HEAD_WHOLE, sw_order_head(o, 0));
+    const int dx = sw_placement_head_has_dx(b->p);
     for (uint32_t part = o->parts; !b->p->head_whole && part-- > 0;)
-        visit(b, SW_TASK_HEAD_BACKWARD, sw_order_head(o, part));
+        if (dx || trains(b, sw_order_head(o, part)))
+            visit(b, SW_TASK_HEAD_BACKWARD, sw_order_head(o, part));
+    if (!dx) return;
     visit(b, SW_TASK_BACKWARD, sw_order_norm(o));
     for (uint32_t g = b->p->kept_groups; g-- > 0;) plan_group(b, g);
     for (uint32_t part = o->parts; part-- > 0;) {
+        if (!trains(b, part)) continue;
         visit(b, SW_TASK_BACKWARD, part);
         b->visits[b->visit_count - 1].with_head = o->tied && !b->p->head_whole;
     }
@@ -216,8 +222,9 @@ static void emit_gradients_of(struct sw_builder *b, const struct sw_visit *v, in
     const struct sw_unit_order *o = &b->p->order;
     if (v->kind == SW_TASK_HEAD_WHOLE) {
         for (uint32_t part = o->parts; !o->tied && part-- > 0;)
-            sw_emit_gradient(b, sw_order_head(o, part), NONE, part);
-    } else if (v->kind == SW_TASK_BACKWARD || acc != NONE) {
+            if (trains(b, sw_order_head(o, part)))
+                sw_emit_gradient(b, sw_order_head(o, part), NONE, part);
+    } else if ((v->kind == SW_TASK_BACKWARD && trains(b, v->unit)) || acc != NONE) {
         sw_emit_gradient(b, v->unit, acc, v->unit);
     }
     if (acc != NONE) release(b, SW_RING_ACC, acc);
@@ -226,6 +233,7 @@ static void emit_gradients_of(struct sw_builder *b, const struct sw_visit *v, in
 /* Whether a visit's gradient goes into an accumulator of the ring. */
 static int accumulates(const struct sw_builder *b, const struct sw_visit *v) {
     const struct sw_unit_order *o = &b->p->order;
+    if (!trains(b, v->unit)) return 0;
     if (v->kind == SW_TASK_HEAD_BACKWARD) return !o->tied;
     if (v->kind != SW_TASK_BACKWARD) return 0;
     return v->unit >= o->parts || !o->tied || v->with_head;

@@ -14,75 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum family {
-    STAGING,
-    BATCH,
-    WEIGHT,
-    FULL,
-    KEPT,
-    GROUP,
-    NORM_INPUT,
-    HEAD_INPUT,
-    STATS,
-    HEAD_GRAD,
-    BETWEEN,
-    HEAD_ACC,
-    GRAD,
-    NORMS,
-    HOST_NORMS,
-    LOSS,
-    HOST_LOSS,
-    VERDICT,
-    NORMED,
-    SCALARS,
-    STATE,
-    COMMITTED,
-    RING, /* the slots of the rings follow */
-    FAMILY_COUNT = RING + SW_RING_COUNT
-};
-
-static const char *const family_names[FAMILY_COUNT] = {
-    "staging",
-    "batch",
-    "weights of chunk",
-    "weights of other ranks",
-    "kept input",
-    "input inside a group",
-    "input of the norm",
-    "input of the head",
-    "statistics of the head",
-    "gradient of the head's input",
-    "gradient between units",
-    "accumulator of the head",
-    "waiting gradient of chunk",
-    "block norms",
-    "host norms",
-    "loss sums",
-    "host loss sums",
-    "verdict",
-    "seen norm",
-    "scalars",
-    "record",
-    "commit",
-    "state slot",
-    "emit slot",
-    "window slot",
-    "weight staging slot",
-    "accumulator",
-    "rounded gradient slot",
-    "gradient staging slot",
-    "kept input slot",
-    "kept input staging slot",
-};
-
-/* Which side of the border a family lies on; what a placement may put on either is neither. */
-enum side { EITHER, DEVICE, HOST };
-static const uint8_t family_side[FAMILY_COUNT] = {
-    HOST,   DEVICE, EITHER, DEVICE, EITHER, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE, DEVICE,
-    DEVICE, EITHER, DEVICE, HOST,   DEVICE, HOST,   HOST,   HOST,   DEVICE, EITHER, HOST,
-    HOST,   HOST,   DEVICE, HOST,   DEVICE, DEVICE, HOST,   DEVICE, HOST,
-};
+#include "engine/turn_families.h"
 
 struct resource {
     uint64_t tag;
@@ -198,8 +130,28 @@ static uint64_t grad_tag(const struct checker *c, uint64_t chunk, int late) {
     return tag_of(c->turn_number - (uint64_t)late, UINT64_MAX, chunk);
 }
 
+/* A chunk's weights as this step finds them; frozen ones stay what they were. */
+static uint64_t weight_tag(const struct checker *c, uint32_t chunk) {
+    return chunk_tag(chunk, c->shape->placement->chunks[chunk].frozen ? 0 : c->step - 1);
+}
+
 static uint64_t task_step(const struct checker *c) {
     return c->step - c->task->late;
+}
+
+static int trains(const struct checker *c, uint32_t unit) {
+    for (uint32_t i = c->shape->placement->unit_first_chunk[unit];
+         i < c->shape->placement->unit_first_chunk[unit + 1]; i++)
+        if (!c->shape->placement->chunks[i].frozen) return 1;
+    return 0;
+}
+
+/* Whether anything below the head trains, so that the gradient of its input is needed; a tied head
+ * is below itself. */
+static int has_dx(const struct checker *c) {
+    for (uint32_t u = 0; u <= sw_order_norm(&c->shape->placement->order); u++)
+        if (trains(c, u)) return 1;
+    return 0;
 }
 
 static uint64_t slot_of(const struct checker *c, enum sw_ring ring, int32_t position) {
@@ -246,7 +198,7 @@ static void reads_weights(struct checker *c, uint32_t unit) {
     }
     if (p->shards > 1) reads(c, FULL, unit, full_tag(unit, c->step - 1));
     for (uint32_t i = p->unit_first_chunk[unit]; i < p->unit_first_chunk[unit + 1]; i++)
-        reads(c, WEIGHT, i, chunk_tag(i, c->step - 1));
+        reads(c, WEIGHT, i, weight_tag(c, i));
 }
 
 enum { INPUT = 1 << 20, STATISTICS = 2 << 20, TO_HEAD = 3 << 20, ACC = 4 << 20, SPAN = 5 << 20 };
@@ -347,10 +299,10 @@ static void follow_head(struct checker *c) {
     if (c->task->kind == SW_TASK_HEAD_WHOLE) {
         for (uint32_t part = 0; part < o->parts; part++) {
             reads_weights(c, sw_order_head(o, part));
-            accumulates(c, sw_order_head(o, part), m);
+            if (trains(c, sw_order_head(o, part))) accumulates(c, sw_order_head(o, part), m);
         }
         writes(c, STATS, m, part_tag(c, statistics, o->parts));
-        writes(c, HEAD_GRAD, m, part_tag(c, to_head, o->parts));
+        if (has_dx(c)) writes(c, HEAD_GRAD, m, part_tag(c, to_head, o->parts));
         writes(c, LOSS, m, turn_tag(c));
         return;
     }
@@ -361,9 +313,9 @@ static void follow_head(struct checker *c) {
         return;
     }
     reads(c, STATS, m, part_tag(c, statistics, o->parts));
-    if (c->task->kind == SW_TASK_HEAD_BACKWARD)
+    if (c->task->kind == SW_TASK_HEAD_BACKWARD && has_dx(c))
         adds(c, HEAD_GRAD, m, to_head, o->parts - 1 - part_of(c, u));
-    if (c->task->kind == SW_TASK_HEAD_GRAD || !o->tied) accumulates(c, u, m);
+    if (trains(c, u) && (c->task->kind == SW_TASK_HEAD_GRAD || !o->tied)) accumulates(c, u, m);
 }
 
 static void follow_backward(struct checker *c) {
@@ -380,14 +332,16 @@ static void follow_backward(struct checker *c) {
     else
         reads(c, BETWEEN, m, part_tag(c, above, 0));
     if (u >= p->order.parts) writes(c, BETWEEN, m, part_tag(c, u, 0));
-    accumulates(c, u, contributions(c, u) - p->micro_count + m);
+    if (trains(c, u)) accumulates(c, u, contributions(c, u) - p->micro_count + m);
 }
 
 /* ---- gradients and updates ---- */
 
 static uint64_t spans_before(const struct sw_placement *p, uint32_t unit, uint32_t end) {
     uint64_t count = 0;
-    for (uint32_t i = p->unit_first_chunk[unit]; i < end; i = p->chunks[i].span_end) count++;
+    for (uint32_t i = p->unit_first_chunk[unit]; i < end && !p->chunks[i].frozen;
+         i = p->chunks[i].span_end)
+        count++;
     return count;
 }
 
@@ -396,8 +350,7 @@ static void follow_gather(struct checker *c) {
     const struct sw_placement *p = c->shape->placement;
     const uint32_t u = c->task->unit;
     for (uint32_t i = p->unit_first_chunk[u]; i < p->unit_first_chunk[u + 1]; i++)
-        if (p->chunks[i].weight_tier == SW_TIER_DEVICE)
-            reads(c, WEIGHT, i, chunk_tag(i, c->step - 1));
+        if (p->chunks[i].weight_tier == SW_TIER_DEVICE) reads(c, WEIGHT, i, weight_tag(c, i));
     if (!p->ring_slots[SW_RING_WINDOW])
         writes(c, FULL, u, full_tag(u, c->step - 1));
     else if (c->task->at[SW_RING_WINDOW] < 0)
@@ -479,7 +432,7 @@ static void follow_adam(struct checker *c) {
 static void follow_load(struct checker *c) {
     const struct sw_task *t = c->task;
     const struct sw_placement *p = c->shape->placement;
-    const uint64_t tag = chunk_tag(t->chunk, c->step - 1);
+    const uint64_t tag = weight_tag(c, t->chunk);
     if (t->at[SW_RING_EMIT] >= 0)
         reads_slot(c, SW_RING_EMIT, t->at[SW_RING_EMIT], tag);
     else if (t->at[SW_RING_WEIGHT_STAGE] >= 0)
@@ -519,12 +472,13 @@ static void follow_update(struct checker *c) {
         break;
     case SW_TASK_COMMIT:
         reads(c, NORMED, step % 4, step_tag(step));
-        for (uint32_t i = 0; i < p->chunk_count; i++) reads(c, STATE, i, chunk_tag(i, step));
+        for (uint32_t i = 0; i < p->chunk_count; i++)
+            if (!p->chunks[i].frozen) reads(c, STATE, i, chunk_tag(i, step));
         writes(c, COMMITTED, 0, step_tag(step));
         break;
     case SW_TASK_READ_WEIGHT:
-        reads(c, WEIGHT, t->chunk, before);
-        writes_slot(c, SW_RING_WEIGHT_STAGE, t->at[SW_RING_WEIGHT_STAGE], before);
+        reads(c, WEIGHT, t->chunk, weight_tag(c, t->chunk));
+        writes_slot(c, SW_RING_WEIGHT_STAGE, t->at[SW_RING_WEIGHT_STAGE], weight_tag(c, t->chunk));
         break;
     default: /* upload, write weight */
         reads_slot(c, SW_RING_EMIT, t->at[SW_RING_EMIT], after);
@@ -563,7 +517,8 @@ static void follow_control(struct checker *c) {
         if (!c->is_eval) writes(c, VERDICT, c->step % 4, step_tag(c->step));
         return;
     }
-    for (uint32_t u = 0; u < p->order.unit_count; u++) reads(c, HOST_NORMS, u, turn_tag(c));
+    for (uint32_t u = 0; u < p->order.unit_count; u++)
+        if (trains(c, u)) reads(c, HOST_NORMS, u, turn_tag(c));
     reads(c, HOST_LOSS, 0, turn_tag(c));
     writes(c, NORMED, c->step % 4, step_tag(c->step));
     /* Behind a gate the norm is reported, and decides only what is late. */
@@ -752,9 +707,10 @@ static int open_checker(struct checker *c, uint32_t tasks_max) {
 static void check_end(struct checker *c, uint64_t steps) {
     c->task = NULL;
     for (uint32_t i = 0; i < c->shape->placement->chunk_count && !c->failed; i++) {
-        if (find(c, WEIGHT, i)->tag != chunk_tag(i, steps))
+        const uint64_t want = chunk_tag(i, c->shape->placement->chunks[i].frozen ? 0 : steps);
+        if (find(c, WEIGHT, i)->tag != want)
             fail(c, "chunk %u: the weights did not get every update", i);
-        else if (find(c, STATE, i)->tag != chunk_tag(i, steps))
+        else if (find(c, STATE, i)->tag != want)
             fail(c, "chunk %u: the record did not get every update", i);
     }
     if (sw_turn_commits(c->shape->placement) && !c->failed &&

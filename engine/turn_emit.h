@@ -98,6 +98,10 @@ static inline void reads_verdict(struct sw_builder *b, int late) {
     if (late) reads(b, SW_RES_NORMED, verdict(b, late));
 }
 
+static inline int trains(const struct sw_builder *b, uint32_t unit) {
+    return sw_placement_trains(b->p, unit);
+}
+
 static inline int is_late(const struct sw_builder *b, uint32_t unit) {
     return sw_turn_unit_is_late(b->shape, unit);
 }

@@ -154,7 +154,8 @@ void sw_emit_forward(struct sw_builder *b, const struct sw_visit *v) {
         sw_emit_append(b);
         if (v->kind == SW_TASK_RECOMPUTE) continue;
         release_kept(b, v->unit, m);
-        if (last_part && spills(b, after, m) && b->turn->kind == SW_TURN_TRAIN)
+        if (last_part && spills(b, after, m) && b->turn->kind == SW_TURN_TRAIN &&
+            group_of(b, after) >= sw_placement_first_needed(b->p))
             emit_spill(b, after, m);
     }
 }
@@ -181,11 +182,11 @@ void sw_emit_head_whole(struct sw_builder *b, const struct sw_visit *v) {
         begin_compute(b, v->kind, v, m);
         for (uint32_t part = 0; part < b->p->order.parts; part++) {
             reads_resident(b, sw_order_head(&b->p->order, part));
-            writes(b, SW_RES_HEAD_ACC, part);
+            if (trains(b, sw_order_head(&b->p->order, part))) writes(b, SW_RES_HEAD_ACC, part);
         }
         reads_head(b, m);
         writes(b, SW_RES_STATS, m);
-        writes(b, SW_RES_HEAD_GRAD, m);
+        if (sw_placement_head_has_dx(b->p)) writes(b, SW_RES_HEAD_GRAD, m);
         writes(b, SW_RES_LOSS, m);
         sw_emit_append(b);
     }
@@ -205,7 +206,7 @@ void sw_emit_head_backward(struct sw_builder *b, const struct sw_visit *v, int32
         reads_weights(b, v);
         reads_head(b, m);
         reads(b, SW_RES_STATS, m);
-        writes(b, SW_RES_HEAD_GRAD, m);
+        if (sw_placement_head_has_dx(b->p)) writes(b, SW_RES_HEAD_GRAD, m);
         if (acc != NONE) writes_slot(b, SW_RING_ACC, acc);
         sw_emit_append(b);
     }
@@ -236,7 +237,7 @@ void sw_emit_backward(struct sw_builder *b, const struct sw_visit *v, int32_t ac
             if (v->unit == norm) reads(b, SW_RES_HEAD_GRAD, m);
             writes(b, SW_RES_BETWEEN, m);
         }
-        writes_acc(b, v->unit, acc);
+        if (trains(b, v->unit)) writes_acc(b, v->unit, acc);
         sw_emit_append(b);
         release_kept(b, v->unit, m);
     }

@@ -134,7 +134,7 @@ static void emit_device_chunk(struct sw_builder *b, uint32_t c, int late) {
 
 /* Of gradients that wait. */
 void sw_emit_update(struct sw_builder *b, uint32_t unit, int late, int32_t window) {
-    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++) {
+    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_trained_end[unit]; c++) {
         if (b->p->chunks[c].tier == SW_TIER_DEVICE)
             emit_device_chunk(b, c, late);
         else
@@ -219,7 +219,7 @@ static void emit_scatter(struct sw_builder *b, uint32_t unit, int32_t acc, uint3
 static void emit_unit_gradient(struct sw_builder *b, uint32_t unit, int32_t acc, uint32_t part) {
     const int early = b->shape->overlap == SW_OVERLAP_BACKWARD && !is_late(b, unit);
     emit_scatter(b, unit, acc, part);
-    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1];) {
+    for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_trained_end[unit];) {
         int32_t rounded;
         const uint32_t end = b->p->chunks[c].span_end;
         emit_span(b, c, acc, part, &rounded);
@@ -240,7 +240,7 @@ static void emit_unit_gradient(struct sw_builder *b, uint32_t unit, int32_t acc,
 void sw_emit_deferred(struct sw_builder *b, int64_t next) {
     if (b->deferred_unit >= 0) {
         const uint32_t unit = (uint32_t)b->deferred_unit;
-        for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_first_chunk[unit + 1]; c++)
+        for (uint32_t c = b->p->unit_first_chunk[unit]; c < b->p->unit_trained_end[unit]; c++)
             if (b->p->chunks[c].tier == SW_TIER_DEVICE) emit_device_chunk(b, c, 0);
     }
     b->deferred_unit = next;

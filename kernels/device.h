@@ -121,7 +121,8 @@ struct sw_device_ops {
      * rstd FP32 [n] is kept for backward. */
     int (*rmsnorm)(struct sw_stream *s, enum sw_dtype dtype, void *out, float *rstd, const void *x,
                    const void *w, uint64_t n, uint64_t width, float eps);
-    /* dx = gradient (+ dx when add_dx); dw FP32 [width] = gradient (+ dw when add_dw). */
+    /* dx = gradient (+ dx when add_dx); dw FP32 [width] = gradient (+ dw when add_dw), or NULL:
+     * left out. */
     int (*rmsnorm_backward)(struct sw_stream *s, enum sw_dtype dtype, void *dx, int add_dx,
                             float *dw, int add_dw, const void *dy, const void *x, const void *w,
                             const float *rstd, uint64_t n, uint64_t width, void *scratch);

@@ -29,7 +29,7 @@ struct sw_nvme_options {
     const char *const *folders;   /* existing, writable directories; copied */
     uint32_t folder_count;        /* 1..64 */
     const char *name;             /* base name of the files, copied */
-    const uint64_t *record_bytes; /* per chunk; multiples of SW_NVME_ALIGN_BYTES, > 0 */
+    const uint64_t *record_bytes; /* per chunk; multiples of SW_NVME_ALIGN_BYTES */
     uint32_t chunk_count;
     uint32_t homes; /* 1 or 2 places per chunk */
     /* Per folder, > 0: its part of the bytes, such as its speed in MB/s. NULL: even. Part of the

@@ -48,7 +48,7 @@ static void lay_out(const struct sw_nvme_options *o, struct sw_nvme_place *place
     memset(file_bytes, 0, o->folder_count * sizeof(*file_bytes));
     for (uint32_t c = 0; c < o->chunk_count; c++) {
         const uint32_t file = folder_for(o, file_bytes, o->record_bytes[c]);
-        assert(o->record_bytes[c] > 0 && o->record_bytes[c] % SW_NVME_ALIGN_BYTES == 0);
+        assert(o->record_bytes[c] % SW_NVME_ALIGN_BYTES == 0);
         if (places) places[c] = (struct sw_nvme_place){file_bytes[file], o->record_bytes[c], file};
         file_bytes[file] += o->record_bytes[c];
     }

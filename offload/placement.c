@@ -22,10 +22,17 @@ static uint64_t chunk_elements(const struct sw_placement_input *in) {
     return elements;
 }
 
-static uint64_t largest_unit(const struct sw_placement_input *in) {
+/* Elements of a rank's shard of a unit that are trained. */
+static uint64_t trained(const struct sw_placement_input *in, uint32_t unit) {
+    return in->unit_trained ? in->unit_trained[unit] : in->unit_elements[unit];
+}
+
+static uint64_t largest_unit(const struct sw_placement_input *in, int trained_only) {
     uint64_t largest = 0;
-    for (uint32_t u = 0; u < in->order.unit_count; u++)
-        if (in->unit_elements[u] > largest) largest = in->unit_elements[u];
+    for (uint32_t u = 0; u < in->order.unit_count; u++) {
+        const uint64_t elements = trained_only ? trained(in, u) : in->unit_elements[u];
+        if (elements > largest) largest = elements;
+    }
     return in->shards * largest;
 }
 
@@ -54,21 +61,53 @@ static void add_chunk(struct sw_placement *p, const struct sw_placement_input *i
                       struct sw_chunk chunk, struct sw_tiers_deal deals[3]) {
     const uint64_t weight = chunk.count * sw_dtype_bytes(in->format.weight);
     const uint64_t grad = chunk.count * sw_dtype_bytes(in->format.grad);
-    chunk.tier = sw_tiers_next(in->optimizer, &deals[0]);
     chunk.weight_tier = sw_tiers_next(in->params, &deals[1]);
+    const uint64_t page = chunk.weight_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
+    const uint64_t at = take(&p->weight_bytes[chunk.weight_tier], sw_round_up(weight, page));
+    if (chunk.weight_tier != SW_TIER_NVME) chunk.weight_offset = at;
+    if (chunk.frozen) {
+        p->chunks[p->chunk_count++] = chunk;
+        return;
+    }
+    chunk.tier = sw_tiers_next(in->optimizer, &deals[0]);
     chunk.grad_tier = sw_tiers_next(in->gradients, &deals[2]);
     if (chunk.tier == SW_TIER_DEVICE) chunk.grad_tier = SW_TIER_DEVICE;
     assert(chunk.tier != SW_TIER_DEVICE || chunk.weight_tier == SW_TIER_DEVICE);
     chunk.record_bytes = sw_round_up(sw_adam_record_bytes(&in->format, chunk.count), PAGE_BYTES);
     const uint64_t record = take(&p->state_bytes[chunk.tier], chunk.record_bytes);
     if (chunk.tier != SW_TIER_NVME) chunk.record_offset = record;
-    const uint64_t page = chunk.weight_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
-    const uint64_t at = take(&p->weight_bytes[chunk.weight_tier], sw_round_up(weight, page));
-    if (chunk.weight_tier != SW_TIER_NVME) chunk.weight_offset = at;
     const uint64_t grad_page = chunk.grad_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
     const uint64_t waits = take(&p->grad_bytes[chunk.grad_tier], sw_round_up(grad, grad_page));
     if (chunk.grad_tier != SW_TIER_NVME) chunk.grad_offset = waits;
     p->chunks[p->chunk_count++] = chunk;
+}
+
+/* A unit's trained elements. */
+static void cut_piece(struct sw_placement *p, const struct sw_placement_input *in, uint32_t unit,
+                      uint64_t index, struct sw_tiers_deal deals[3], uint64_t step) {
+    for (uint64_t first = 0; first < trained(in, unit); first += step) {
+        const uint64_t left = trained(in, unit) - first;
+        const struct sw_chunk chunk = {.unit = unit,
+                                       .first = first,
+                                       .count = left < step ? left : step,
+                                       .index = index + first};
+        add_chunk(p, in, chunk, deals);
+    }
+}
+
+/* And those behind them. */
+static void cut_frozen_piece(struct sw_placement *p, const struct sw_placement_input *in,
+                             uint32_t unit, struct sw_tiers_deal deals[3], uint64_t step) {
+    const uint64_t end = in->unit_elements[unit];
+    for (uint64_t first = trained(in, unit); first < end; first += step) {
+        const struct sw_chunk chunk = {.unit = unit,
+                                       .frozen = 1,
+                                       .first = first,
+                                       .count = end - first < step ? end - first : step,
+                                       .span_first = p->chunk_count,
+                                       .span_end = p->chunk_count + 1};
+        add_chunk(p, in, chunk, deals);
+    }
 }
 
 static void cut_units(struct sw_placement *p, const struct sw_placement_input *in, uint64_t step) {
@@ -80,15 +119,10 @@ static void cut_units(struct sw_placement *p, const struct sw_placement_input *i
             p->weight_bytes[SW_TIER_DEVICE] =
                 sw_round_up(p->weight_bytes[SW_TIER_DEVICE], PAGE_BYTES);
         p->unit_weight_offset[u] = p->weight_bytes[SW_TIER_DEVICE];
-        for (uint64_t first = 0; first < in->unit_elements[u]; first += step) {
-            const uint64_t left = in->unit_elements[u] - first;
-            const struct sw_chunk chunk = {.unit = u,
-                                           .first = first,
-                                           .count = left < step ? left : step,
-                                           .index = index + first};
-            add_chunk(p, in, chunk, deals);
-        }
+        cut_piece(p, in, u, index, deals, step);
+        p->unit_trained_end[u] = p->chunk_count;
         mark_spans(p, p->unit_first_chunk[u], p->chunk_count);
+        cut_frozen_piece(p, in, u, deals, step);
         index += in->shards * sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
         if (p->whole_weights)
             p->weight_bytes[SW_TIER_DEVICE] =
@@ -96,6 +130,9 @@ static void cut_units(struct sw_placement *p, const struct sw_placement_input *i
                 in->shards * in->unit_elements[u] * sw_dtype_bytes(in->format.weight);
     }
     p->unit_first_chunk[in->order.unit_count] = p->chunk_count;
+    p->backward_end = 0; /* a tied head is the embedding's */
+    while (p->backward_end <= sw_order_norm(&p->order) && !sw_placement_trains(p, p->backward_end))
+        p->backward_end++;
     for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
         p->weight_bytes[tier] = sw_round_up(p->weight_bytes[tier], PAGE_BYTES);
         p->grad_bytes[tier] = sw_round_up(p->grad_bytes[tier], PAGE_BYTES);
@@ -140,15 +177,51 @@ struct sw_kept sw_placement_kept(const struct sw_placement *p, uint64_t index) {
     return (struct sw_kept){tier, tier == SW_TIER_NVME ? 0 : before * p->kept_input_bytes};
 }
 
+void sw_placement_group_layers(const struct sw_placement *p, uint32_t group, uint32_t *first,
+                               uint32_t *count, uint32_t *backward) {
+    const uint32_t layers = sw_order_layers(&p->order), every = p->checkpoint_every;
+    const uint32_t end = p->backward_end > p->order.parts ? p->backward_end - p->order.parts : 0;
+    *first = group * every;
+    *count = layers - *first < every ? layers - *first : every;
+    *backward = end < *first ? *first : end < *first + *count ? end : *first + *count;
+}
+
+uint32_t sw_placement_first_needed(const struct sw_placement *p) {
+    uint32_t group = 0;
+    for (; group < p->kept_groups; group++) {
+        uint32_t first, count, backward;
+        sw_placement_group_layers(p, group, &first, &count, &backward);
+        const int again = group + 1 < p->kept_groups && count > 1;
+        if (backward == first || (again && backward < first + count)) break;
+    }
+    return group;
+}
+
 uint64_t sw_placement_micro_tasks(const struct sw_placement *p) {
     const struct sw_unit_order *o = &p->order;
     const uint64_t parts = o->parts, layers = sw_order_layers(o);
-    const uint64_t recomputed = (uint64_t)(p->kept_groups - 1) * (p->checkpoint_every - 1);
-    const uint64_t head = p->head_whole ? 1 : (o->tied ? 3 : 2) * parts;
-    /* The batch; the embedding, the layers and the norm, both ways. */
-    const uint64_t each = 1 + 2 * (parts + layers + 1) + recomputed + head;
-    const uint64_t away = kept_total(p) - kept_among(p, kept_total(p), SW_TIER_DEVICE);
-    const uint64_t staged = kept_among(p, kept_total(p), SW_TIER_NVME);
+    /* The batch; the embedding, the layers and the norm. */
+    uint64_t each = 1 + parts + layers + 1;
+    for (uint32_t g = 0; g < p->kept_groups; g++) {
+        uint32_t first, count, backward;
+        sw_placement_group_layers(p, g, &first, &count, &backward);
+        if (backward == first + count) continue;
+        each += first + count - backward;               /* backward */
+        each += g + 1 < p->kept_groups ? count - 1 : 0; /* and again before it */
+    }
+    for (uint32_t u = 0; u < parts; u++) each += sw_placement_trains(p, u);
+    each += sw_placement_head_has_dx(p); /* the norm's */
+    each += p->head_whole ? 1 : parts;
+    for (uint32_t part = 0; !p->head_whole && part < parts; part++) {
+        const int trains = sw_placement_trains(p, sw_order_head(o, part));
+        each += sw_placement_head_has_dx(p) || (!o->tied && trains);
+        each += o->tied && trains;
+    }
+    const uint64_t all = kept_total(p);
+    const uint64_t left = (uint64_t)sw_placement_first_needed(p) * p->micro_count;
+    const uint64_t staged = kept_among(p, all, SW_TIER_NVME) - kept_among(p, left, SW_TIER_NVME);
+    const uint64_t away =
+        staged + kept_among(p, all, SW_TIER_HOST) - kept_among(p, left, SW_TIER_HOST);
     return p->micro_count * each + 2 * (away + staged);
 }
 
@@ -186,20 +259,24 @@ static struct counts count(const struct sw_placement *p) {
     uint32_t last_span = UINT32_MAX;
     for (uint32_t c = 0; c < p->chunk_count; c++) {
         const struct sw_chunk *chunk = &p->chunks[c];
-        const struct sw_chunk *last = &p->chunks[chunk->span_end - 1];
-        const uint64_t span = last->first + last->count - p->chunks[chunk->span_first].first;
         if (chunk->record_bytes > n.record_max) n.record_max = chunk->record_bytes;
         if (chunk->count > n.count_max) n.count_max = chunk->count;
-        n.on_nvme += chunk->tier == SW_TIER_NVME;
-        n.emitted += chunk->tier != SW_TIER_DEVICE && chunk->weight_tier != SW_TIER_HOST;
         n.streamed += chunk->weight_tier != SW_TIER_DEVICE;
         n.weights_on_nvme += chunk->weight_tier == SW_TIER_NVME;
+        if (chunk->frozen) {
+            n.staged += chunk->weight_tier == SW_TIER_NVME;
+            continue;
+        }
+        n.on_nvme += chunk->tier == SW_TIER_NVME;
+        n.emitted += chunk->tier != SW_TIER_DEVICE && chunk->weight_tier != SW_TIER_HOST;
         /* Those of the embedding may come once a turn, from Adam itself; so may the last part of a
          * head of its own, which backward finds in the window. */
         n.staged += chunk->weight_tier == SW_TIER_NVME && chunk->unit >= p->order.parts &&
                     (p->order.tied || chunk->unit + 1 < p->order.unit_count);
         n.grads_staged += chunk->tier != SW_TIER_DEVICE && chunk->grad_tier != SW_TIER_HOST;
         if (chunk->grad_tier == SW_TIER_DEVICE) continue;
+        const struct sw_chunk *last = &p->chunks[chunk->span_end - 1];
+        const uint64_t span = last->first + last->count - p->chunks[chunk->span_first].first;
         if (chunk->span_first != last_span) n.spans++;
         last_span = chunk->span_first;
         if (span > n.span_max) n.span_max = span;
@@ -220,7 +297,8 @@ static void size_rings(struct sw_placement *p, const struct sw_placement_input *
     const struct counts n = count(p);
     const uint64_t weight = sw_dtype_bytes(in->format.weight),
                    grad = sw_dtype_bytes(in->format.grad);
-    const uint64_t largest = largest_unit(in);
+    const uint64_t largest = largest_unit(in, 0);
+    const uint64_t largest_trained = largest_unit(in, 1);
     const struct {
         uint32_t slots;
         uint64_t bytes;
@@ -231,7 +309,7 @@ static void size_rings(struct sw_placement *p, const struct sw_placement_input *
         [SW_RING_WEIGHT_STAGE] = {at_most(SW_WEIGHT_STAGE_SLOTS,
                                           n.staged ? n.staged : n.weights_on_nvme > 0),
                                   n.count_max * weight},
-        [SW_RING_ACC] = {SW_ACC_SLOTS, largest * 4},
+        [SW_RING_ACC] = {SW_ACC_SLOTS, largest_trained * 4},
         [SW_RING_ROUNDED] = {at_most(SW_ROUNDED_SLOTS, n.spans), n.span_max * grad},
         [SW_RING_GRAD_STAGE] = {at_most(SW_GRAD_STAGE_SLOTS, n.grads_staged), n.count_max * grad},
         [SW_RING_KEPT] = {at_most(2 * in->micro_count + 1, n.spilled), in->activation_bytes},
@@ -247,7 +325,7 @@ static void size_head(struct sw_placement *p, const struct sw_placement_input *i
     const uint32_t parts = in->order.parts;
     p->head_whole = whole;
     for (uint32_t part = 0; part < parts; part++) {
-        const uint64_t bytes = 4 * in->shards * in->unit_elements[sw_order_head(&in->order, part)];
+        const uint64_t bytes = 4 * in->shards * trained(in, sw_order_head(&in->order, part));
         p->head_acc_offset[part + 1] =
             p->head_acc_offset[part] + (whole ? sw_round_up(bytes, PAGE_BYTES) : 0);
     }
@@ -309,7 +387,8 @@ uint64_t sw_placement_chunks(const struct sw_placement_input *in) {
     const uint64_t step = chunk_elements(in);
     uint64_t total = 0;
     for (uint32_t u = 0; u < in->order.unit_count; u++)
-        total += (in->unit_elements[u] + step - 1) / step;
+        total += (trained(in, u) + step - 1) / step +
+                 (in->unit_elements[u] - trained(in, u) + step - 1) / step;
     return total;
 }
 
@@ -321,8 +400,9 @@ static int allocate(struct sw_placement *p, const struct sw_placement_input *in)
     p->kept_groups = (layers + p->checkpoint_every - 1) / p->checkpoint_every;
     p->chunks = calloc(total, sizeof(*p->chunks));
     p->unit_first_chunk = calloc(units + 1, sizeof(*p->unit_first_chunk));
+    p->unit_trained_end = calloc(units, sizeof(*p->unit_trained_end));
     p->unit_weight_offset = calloc(units, sizeof(*p->unit_weight_offset));
-    if (p->chunks && p->unit_first_chunk && p->unit_weight_offset) return 0;
+    if (p->chunks && p->unit_first_chunk && p->unit_trained_end && p->unit_weight_offset) return 0;
     sw_placement_free(p);
     return -ENOMEM;
 }
@@ -357,6 +437,7 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
 void sw_placement_free(struct sw_placement *p) {
     free(p->chunks);
     free(p->unit_first_chunk);
+    free(p->unit_trained_end);
     free(p->unit_weight_offset);
     *p = (struct sw_placement){0};
 }

@@ -30,9 +30,10 @@ enum sw_ring {
 };
 
 /* A piece of a rank's shard of a unit: one record of cpu_adam/adam.h, with its weights and
- * gradients. */
+ * gradients. A frozen one has weights alone. */
 struct sw_chunk {
     uint32_t unit;
+    int frozen;
     enum sw_tier tier;        /* of the optimizer state */
     enum sw_tier weight_tier; /* of the working weight */
     enum sw_tier grad_tier; /* where the rounded gradient waits; the device's if Adam runs there */
@@ -57,8 +58,10 @@ struct sw_placement_input {
     /* Of this process: the byte table has their host memory and files together. */
     uint32_t local_ranks;
     int whole_weights; /* weights that stay on the device are there whole, on each rank */
-    const uint64_t *unit_elements; /* of a rank's shard, with padding */
-    struct sw_adam_format format;  /* .weight and .grad are the run's dtypes */
+    /* Of a rank's shard, with padding: all elements, and the trained ones, which come first (NULL:
+     * all are trained). */
+    const uint64_t *unit_elements, *unit_trained;
+    struct sw_adam_format format; /* .weight and .grad are the run's dtypes */
     /* Weights lie on the device whole or not at all; where Adam runs on the device they do. */
     struct sw_tiers optimizer, params, gradients, activations;
     uint32_t checkpoint_every;   /* layers from one kept input to the next */
@@ -104,8 +107,10 @@ struct sw_placement {
     uint32_t shards, replicas;
     int whole_weights; /* shards > 1, and weights stay on the device, those of all shards */
     uint32_t chunk_count;
-    struct sw_chunk *chunks;      /* by unit, ascending */
-    uint32_t *unit_first_chunk;   /* unit_count + 1 entries */
+    struct sw_chunk *chunks;    /* by unit, ascending */
+    uint32_t *unit_first_chunk; /* unit_count + 1 entries */
+    uint32_t *unit_trained_end; /* the chunk behind a unit's trained ones, by unit */
+    uint32_t backward_end;      /* the lowest unit that backward comes to; behind the norm: none */
     uint64_t *unit_weight_offset; /* in the device's pool of weights, by unit */
 
     uint32_t kept_groups; /* of checkpoint_every layers, each with one kept input per micro-batch */
@@ -147,6 +152,21 @@ uint64_t sw_placement_chunks(const struct sw_placement_input *input);
  * whether all fits, sw_placement_bytes() tells. */
 int sw_placement_build(struct sw_placement *placement, const struct sw_placement_input *input);
 void sw_placement_free(struct sw_placement *placement);
+
+/* Whether a unit has anything to train. */
+static inline int sw_placement_trains(const struct sw_placement *p, uint32_t unit) {
+    return p->unit_trained_end[unit] > p->unit_first_chunk[unit];
+}
+/* Whether the head makes the gradient of its input. */
+static inline int sw_placement_head_has_dx(const struct sw_placement *p) {
+    return p->backward_end <= sw_order_norm(&p->order);
+}
+/* The layers of a group (counted from 0) are [*first, *first + *count), and those from *backward on
+ * have a backward pass: none where that is their end. */
+void sw_placement_group_layers(const struct sw_placement *p, uint32_t group, uint32_t *first,
+                               uint32_t *count, uint32_t *backward);
+/* The first group whose kept inputs backward needs; those before it need none. */
+uint32_t sw_placement_first_needed(const struct sw_placement *p);
 
 /* Where the kept input lies that is the index-th by group, then by micro-batch. */
 struct sw_kept sw_placement_kept(const struct sw_placement *placement, uint64_t index);

@@ -42,12 +42,27 @@ static void shorten_rings(struct sw_placement *p) {
     }
 }
 
+/* Nothing frozen; or units frozen wholly, in part, or not at all, one of them at least not wholly.
+ */
+static void freeze_some(const uint64_t *elements, uint64_t *trained, uint32_t units) {
+    const int any = random_below(2) == 0;
+    for (uint32_t u = 0; u < units; u++) {
+        const uint32_t how = any ? random_below(3) : 0;
+        trained[u] = how == 0   ? elements[u]
+                     : how == 1 ? 0
+                                : 128 * random_below((uint32_t)(elements[u] / 128));
+    }
+    const uint32_t sure = random_below(units);
+    if (any && trained[sure] == 0) trained[sure] = 128;
+}
+
 static void random_example(struct example *e) {
-    uint64_t elements[UNITS_MAX];
+    uint64_t elements[UNITS_MAX], trained[UNITS_MAX];
     struct sw_unit_order order = {.parts = 1 + random_below(PARTS_MAX),
                                   .tied = (int)random_below(2)};
     order.unit_count = order.parts * (order.tied ? 1 : 2) + 1 + 1 + random_below(LAYERS_MAX);
     for (uint32_t u = 0; u < order.unit_count; u++) elements[u] = 128 * (1 + random_below(400));
+    freeze_some(elements, trained, order.unit_count);
     const struct sw_tiers params =
         random_below(2) ? sw_tiers_all(SW_TIER_DEVICE) : random_tiers(SW_TIER_HOST);
     const int streamed = !sw_tiers_has(params, SW_TIER_DEVICE);
@@ -59,6 +74,7 @@ static void random_example(struct example *e) {
         .local_ranks = 1,
         .whole_weights = (int)random_below(2),
         .unit_elements = elements,
+        .unit_trained = trained,
         .optimizer = random_tiers(streamed ? SW_TIER_HOST : SW_TIER_DEVICE),
         .params = params,
         .gradients = random_tiers(SW_TIER_DEVICE),

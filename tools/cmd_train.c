@@ -122,8 +122,10 @@ static void print_start(const struct run *run) {
     printf("options:\n");
     sw_options_print(&run->parsed, sw_trainer_options(t), stdout);
     printf("numerics key: %s\n", sw_trainer_numerics_key(t));
-    printf("%llu parameters, %llu tokens per step\n", (unsigned long long)sw_trainer_params(t),
-           (unsigned long long)sw_trainer_tokens_per_step(t));
+    const unsigned long long params = sw_trainer_params(t), trained = sw_trainer_trained_params(t);
+    printf("%llu parameters, ", params);
+    if (trained < params) printf("%llu of them trained, ", trained);
+    printf("%llu tokens per step\n", (unsigned long long)sw_trainer_tokens_per_step(t));
     const struct sw_train_options *o = sw_trainer_options(t);
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_trainer_table(t, rows);
@@ -142,14 +144,15 @@ static void print_loaded(const struct run *run, uint64_t began_ns) {
 
 static void log_start(struct run *run) {
     if (!run->log) return;
-    sw_run_log_object(run->log,
-                      json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I}", "event", "start", "version",
-                                SW_VERSION, "options",
-                                sw_options_json(&run->parsed, sw_trainer_options(run->trainer)),
-                                "numerics_key", sw_trainer_numerics_key(run->trainer), "parameters",
-                                (json_int_t)sw_trainer_params(run->trainer), "tokens_per_step",
-                                (json_int_t)sw_trainer_tokens_per_step(run->trainer),
-                                "loaded_bytes", (json_int_t)sw_trainer_loaded_bytes(run->trainer)));
+    sw_run_log_object(
+        run->log, json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I}", "event", "start", "version",
+                            SW_VERSION, "options",
+                            sw_options_json(&run->parsed, sw_trainer_options(run->trainer)),
+                            "numerics_key", sw_trainer_numerics_key(run->trainer), "parameters",
+                            (json_int_t)sw_trainer_params(run->trainer), "trained_parameters",
+                            (json_int_t)sw_trainer_trained_params(run->trainer), "tokens_per_step",
+                            (json_int_t)sw_trainer_tokens_per_step(run->trainer), "loaded_bytes",
+                            (json_int_t)sw_trainer_loaded_bytes(run->trainer)));
 }
 
 /* ---- the end ---- */

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "engine/collective.h"
+#include "engine/identity.h"
 #include "offload/placement.h"
 #include "offload/topology.h"
 
@@ -61,6 +62,9 @@ static const struct sw_option options_table[] = {
      .help = "every task, as a Chrome trace (for spillway report, Perfetto)"},
     {"config", .section = "Files", .value = "FILE", .kind = SW_OPTION_CONFIG, .offset = SW_NO_FIELD,
      .help = "options from a TOML file; the command line wins over it"},
+
+    {"freeze", .section = "Model", TEXT("PATTERNS", freeze),
+     .help = "tensors to leave as they are: globs of their names, a,b; !c trains c again"},
 
     {"steps", .section = "Batches", COUNT64(steps, 1), .marks = SW_UNSET, .fallback = "one epoch",
      .help = "optimizer steps"},
@@ -273,6 +277,10 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     if (o->zero > 3) return contradiction("--zero takes 0, 1, 2 or 3");
     if (o->ranks == 1 && sw_option_origin(parsed, "reduce-dtype"))
         return contradiction("--reduce-dtype has no effect with one rank");
+    if (o->freeze && strlen(o->freeze) >= SW_FREEZE_BYTES) {
+        sw_error("train: --freeze is longer than %d characters", SW_FREEZE_BYTES - 1);
+        return -EINVAL;
+    }
     if (o->resume && o->restart) return contradiction("--resume and --restart exclude each other");
     if (o->keep_store && o->commit_every == 0)
         return contradiction("--keep-store has no effect with --commit-every 0");

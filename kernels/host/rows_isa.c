@@ -73,8 +73,9 @@ static void rmsnorm_backward(int threads, enum sw_dtype dtype, void *dx, int add
                              int add_dw, const void *dy, const void *x, const void *w,
                              const float *rstd, uint64_t n, uint64_t width) {
     const int team = sw_team(threads, n * width);
+    const uint64_t columns = dw ? width : 0;
 #pragma omp parallel for schedule(static) num_threads(team)
-    for (uint64_t first = 0; first < width; first += COLUMNS) {
+    for (uint64_t first = 0; first < columns; first += COLUMNS) {
         const uint64_t count = width - first < COLUMNS ? width - first : COLUMNS;
         SW_BY_DTYPE(dtype, rmsnorm_dw, dw, add_dw, dy, x, rstd, n, width, first, count);
     }
