@@ -18,10 +18,11 @@
 #include <xxhash.h>
 
 #include "base/log.h"
+#include "base/mapped_files.h"
 
 enum { FEISTEL_ROUNDS = 8, CHECK_TOKENS = 1 << 16 };
 
-/* Maps a file that is not empty. */
+/* Maps a file that is not empty; path lives as long as the map. */
 static int map_file(const char *path, const char *what, const void **map, uint64_t *bytes) {
     /* Not blocking: a pipe in the file's place is refused below, not waited for. */
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -47,10 +48,16 @@ static int map_file(const char *path, const char *what, const void **map, uint64
         } else {
             *map = address;
             *bytes = (uint64_t)info.st_size;
+            sw_mapped_add(address, *bytes, path);
         }
     }
     close(fd);
     return ret;
+}
+
+static void unmap(const void *map, uint64_t bytes) {
+    sw_mapped_remove(map);
+    munmap((void *)map, bytes);
 }
 
 static uint32_t token_at(const struct sw_data *data, uint64_t i) {
@@ -108,7 +115,7 @@ static int open_mask(struct sw_data *data, const char *path) {
     const int ret = map_file(path, "mask", &map, &bytes);
     if (ret < 0) return ret;
     if (bytes != data->token_count) {
-        munmap((void *)map, bytes);
+        unmap(map, bytes);
         sw_error("mask: %s has %" PRIu64 " entries, %s has %" PRIu64
                  " tokens: they must be as many, one byte for each token",
                  path, bytes, data->path, data->token_count);
@@ -146,8 +153,8 @@ int sw_data_open(struct sw_data *data, const char *path, const char *mask_path, 
 
 void sw_data_close(struct sw_data *data) {
     if (!data) return;
-    if (data->tokens) munmap((void *)data->tokens, data->map_bytes);
-    if (data->mask) munmap((void *)data->mask, data->token_count);
+    if (data->tokens) unmap(data->tokens, data->map_bytes);
+    if (data->mask) unmap(data->mask, data->token_count);
     memset(data, 0, sizeof(*data));
 }
 

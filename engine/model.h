@@ -156,9 +156,6 @@ int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype d
 /* What that takes on disk, rounded up. */
 uint64_t sw_model_saved_bytes(const struct sw_model *model, enum sw_dtype dtype);
 
-/* Whether sw_model_save() carries a file of this name along from the source folder. */
-int sw_model_is_companion(const char *name);
-
 /* Makes a model folder from a configuration alone: matrices N(0, initializer_range), norms 1, from
  * a counter-based generator keyed by seed and tensor, so equal seeds give equal files. */
 int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum sw_dtype dtype);

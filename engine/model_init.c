@@ -133,9 +133,13 @@ int sw_model_init(const char *config_path, const char *dir, uint64_t seed, enum 
         sw_error("%s: 'initializer_range' is not a number above 0", config_path);
         ret = -EINVAL;
     }
-    if (ret == 0)
-        ret = sw_model_write(&model, root, model.dir, dir, dtype, SW_SHARD_BYTES_MAX, fetch_init,
+    if (ret == 0) {
+        struct sw_companions companions;
+        sw_companions_open(&companions, model.dir);
+        ret = sw_model_write(&model, root, &companions, dir, dtype, SW_SHARD_BYTES_MAX, fetch_init,
                              &init);
+        sw_companions_close(&companions);
+    }
     json_decref(root);
     sw_model_close(&model);
     return ret;

@@ -3,12 +3,14 @@
 #ifndef ENGINE_MODEL_INTERNAL_H
 #define ENGINE_MODEL_INTERNAL_H
 #include <jansson.h>
+#include "engine/companions.h"
 #include "engine/model.h"
 #include "engine/tensor_folder.h"
 
 struct sw_weights {
     json_t *config; /* config.json as it was read: the source of a saved folder's */
     struct sw_tensor_folder folder;
+    struct sw_companions companions;
     struct sw_weight (*places)[SW_TENSORS_PER_UNIT_MAX]; /* [unit][tensor] */
 };
 
@@ -52,10 +54,10 @@ void sw_weights_close(struct sw_weights *weights);
 /* "DIR/NAME", to be freed; NULL without memory. */
 char *sw_model_path(const char *dir, const char *name);
 
-/* sw_model_save() with the configuration, the folder to carry files along from (NULL: none) and the
- * limit of a shard given. */
-int sw_model_write(const struct sw_model *model, const json_t *config, const char *source_dir,
-                   const char *dir, enum sw_dtype dtype, uint64_t shard_bytes_max,
-                   sw_model_fetch fetch, void *ctx);
+/* sw_model_save() with the configuration, the files to carry along (NULL: none) and the limit of a
+ * shard given. */
+int sw_model_write(const struct sw_model *model, const json_t *config,
+                   const struct sw_companions *companions, const char *dir, enum sw_dtype dtype,
+                   uint64_t shard_bytes_max, sw_model_fetch fetch, void *ctx);
 
 #endif

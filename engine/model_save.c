@@ -24,27 +24,6 @@
 
 enum { BLOCK_ELEMENTS = 4 << 20 };
 
-/* Carried along as they are: they belong to the model whatever its weights. */
-static const char *const companions[] = {
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-};
-enum { COMPANIONS = sizeof(companions) / sizeof(companions[0]) };
-
-int sw_model_is_companion(const char *name) {
-    for (int i = 0; i < COMPANIONS; i++)
-        if (strcmp(companions[i], name) == 0) return 1;
-    return 0;
-}
-
 struct source { /* of one tensor to write: tensors[tensor] of units [unit, unit + pieces) */
     uint32_t unit, tensor, pieces;
 };
@@ -91,7 +70,7 @@ static int plan(struct save *s, uint64_t shard_bytes_max) {
     if (ret < 0) return ret;
     s->block = malloc(BLOCK_ELEMENTS * sw_dtype_bytes(s->dtype));
     if (!s->block) return -ENOMEM;
-    return sw_new_files_open(&s->files, s->dir, s->shards.count + COMPANIONS + 2);
+    return sw_new_files_open(&s->files, s->dir, s->shards.count + SW_COMPANIONS_MAX + 2);
 }
 
 static int write_piece(struct save *s, struct sw_safetensors_writer *writer, uint32_t unit,
@@ -149,49 +128,6 @@ static int write_shards(struct save *s) {
     return 0;
 }
 
-/* The whole of a small file; NULL with errno when it cannot be read. */
-static char *read_file(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "rbe");
-    if (!file) return NULL;
-    char *text = NULL;
-    struct stat info;
-    if (fstat(fileno(file), &info) == 0 && S_ISREG(info.st_mode)) {
-        *bytes = (size_t)info.st_size;
-        text = malloc(*bytes + 1);
-        if (text && fread(text, 1, *bytes, file) != *bytes) {
-            free(text);
-            text = NULL;
-            errno = EIO;
-        }
-    } else {
-        errno = EINVAL;
-    }
-    fclose(file);
-    return text;
-}
-
-static int copy_companions(struct save *s, const char *source_dir) {
-    struct stat from, to;
-    if (!source_dir || stat(source_dir, &from) < 0) return 0;
-    if (stat(s->dir, &to) == 0 && from.st_dev == to.st_dev && from.st_ino == to.st_ino) return 0;
-    for (int i = 0; i < COMPANIONS; i++) {
-        char *path = sw_model_path(source_dir, companions[i]);
-        if (!path) return -ENOMEM;
-        size_t bytes = 0;
-        errno = 0;
-        char *text = read_file(path, &bytes);
-        int ret = 0;
-        if (text)
-            ret = sw_new_files_write(&s->files, companions[i], text, bytes);
-        else if (errno != ENOENT)
-            sw_warning("%s is not carried along: %s", path, strerror(errno));
-        free(text);
-        free(path);
-        if (ret < 0) return ret;
-    }
-    return 0;
-}
-
 static int write_config(struct save *s, const json_t *config) {
     json_t *copy = json_deep_copy(config);
     if (!copy) return -ENOMEM;
@@ -228,12 +164,11 @@ static int is_same_layout(const struct save *s) {
     if (s->shards.count > 1 || has_file(s, INDEX_NAME)) return 0;
     char *old_path = sw_model_path(s->dir, "config.json"),
          *new_path = sw_new_files_path(&s->files, "config.json");
-    size_t old_bytes = 0, new_bytes = 1;
-    char *old = old_path ? read_file(old_path, &old_bytes) : NULL;
-    char *new = new_path ? read_file(new_path, &new_bytes) : NULL;
-    const int same = old && new &&old_bytes == new_bytes && !memcmp(old, new, new_bytes);
-    free(old);
-    free(new);
+    json_t *old = old_path ? json_load_file(old_path, 0, NULL) : NULL;
+    json_t *new = new_path ? json_load_file(new_path, 0, NULL) : NULL;
+    const int same = old && new &&json_equal(old, new);
+    json_decref(old);
+    json_decref(new);
     free(old_path);
     free(new_path);
     return same;
@@ -274,16 +209,16 @@ static int publish(struct save *s) {
     return ret < 0 ? ret : sw_new_files_sync(&s->files);
 }
 
-int sw_model_write(const struct sw_model *model, const json_t *config, const char *source_dir,
-                   const char *dir, enum sw_dtype dtype, uint64_t shard_bytes_max,
-                   sw_model_fetch fetch, void *ctx) {
+int sw_model_write(const struct sw_model *model, const json_t *config,
+                   const struct sw_companions *companions, const char *dir, enum sw_dtype dtype,
+                   uint64_t shard_bytes_max, sw_model_fetch fetch, void *ctx) {
     assert(model && config && dir && fetch);
     struct save s = {.model = model, .dir = dir, .dtype = dtype, .fetch = fetch, .ctx = ctx};
     int ret = plan(&s, shard_bytes_max);
     if (ret == 0) ret = write_shards(&s);
     if (ret == 0 && s.shards.count > 1)
         ret = sw_shards_write_index(&s.shards, &s.files, INDEX_NAME);
-    if (ret == 0) ret = copy_companions(&s, source_dir);
+    if (ret == 0 && companions) ret = sw_companions_copy(companions, &s.files);
     if (ret == 0) ret = write_config(&s, config);
     if (ret == 0) ret = publish(&s);
     if (ret == -ENOMEM) sw_error("no memory to write the model to %s", dir);
@@ -299,21 +234,16 @@ int sw_model_write(const struct sw_model *model, const json_t *config, const cha
 int sw_model_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                   sw_model_fetch fetch, void *ctx) {
     assert(model->weights);
-    return sw_model_write(model, model->weights->config, model->dir, dir, dtype, SW_SHARD_BYTES_MAX,
-                          fetch, ctx);
+    return sw_model_write(model, model->weights->config, &model->weights->companions, dir, dtype,
+                          SW_SHARD_BYTES_MAX, fetch, ctx);
 }
 
 uint64_t sw_model_saved_bytes(const struct sw_model *model, enum sw_dtype dtype) {
-    enum { FILE_ROUNDING = 4096, CONFIG_BYTES = 65536 };
+    enum { CONFIG_BYTES = 65536 };
     uint64_t bytes = model->params * sw_dtype_bytes(dtype) + CONFIG_BYTES;
     for (uint32_t u = 0; u < model->unit_count; u++)
         for (uint32_t i = 0; i < model->units[u].tensor_count; i++)
             bytes += sw_safetensors_entry_bytes(model->units[u].tensors[i].name);
-    for (int i = 0; i < COMPANIONS; i++) {
-        struct stat st;
-        char *path = sw_model_path(model->dir, companions[i]);
-        if (path && stat(path, &st) == 0) bytes += (uint64_t)st.st_size + FILE_ROUNDING;
-        free(path);
-    }
+    bytes += sw_companions_bytes(&model->weights->companions);
     return bytes;
 }

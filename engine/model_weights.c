@@ -52,6 +52,7 @@ int sw_weights_open(struct sw_model *model, json_t *root) {
         return -ENOMEM;
     }
     weights->config = root;
+    sw_companions_open(&weights->companions, model->dir);
     int ret = sw_tensor_folder_open(&weights->folder, model->dir, SINGLE_NAME, INDEX_NAME);
     if (ret == 0) {
         weights->places = calloc(model->unit_count, sizeof(*weights->places));
@@ -70,6 +71,7 @@ int sw_weights_open(struct sw_model *model, json_t *root) {
 void sw_weights_close(struct sw_weights *weights) {
     if (!weights) return;
     sw_tensor_folder_close(&weights->folder);
+    sw_companions_close(&weights->companions);
     free(weights->places);
     json_decref(weights->config);
     free(weights);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include "base/log.h"
 #include "base/size.h"
+#include "engine/companions.h"
 #include "nvme/nvme.h"
 
 /* What runs leave in their folder beside the model's companions; --restart removes both and refuses
@@ -50,7 +51,7 @@ static int is_of_a_store(const char *name) {
 
 static int is_ours(const char *name) {
     return is_one_of(ours, sizeof(ours) / sizeof(ours[0]), name) || is_of_a_store(name) ||
-           sw_model_is_companion(name);
+           sw_companions_has(name);
 }
 
 /* The name of a path in the folder `dir`, or NULL when it lies elsewhere. */
@@ -126,6 +127,23 @@ static int check_parent(const char *option, const char *out) {
     return 0;
 }
 
+static int busy(const char *out, int fd) {
+    const long owner = sw_nvme_lock_owner(fd);
+    char whose[48] = "another run";
+    if (owner) snprintf(whose, sizeof(whose), "process %ld", owner);
+    sw_error("--out %s is in use by %s; end it, or choose another folder", out, whose);
+    return -EWOULDBLOCK;
+}
+
+/* Refuses a folder that a run holds (sw_output_take). */
+static int check_free(const char *out) {
+    const int fd = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int taken = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+    const int ret = taken ? busy(out, fd) : 0;
+    if (fd >= 0) close(fd);
+    return ret;
+}
+
 int sw_output_check(const char *out, const char *model_dir, const char *reuse, const char *log,
                     const char *trace) {
     struct stat st;
@@ -146,6 +164,8 @@ int sw_output_check(const char *out, const char *model_dir, const char *reuse, c
         sw_error("--out %s exists and is not a folder", out);
         return -ENOTDIR;
     }
+    const int held = check_free(out);
+    if (held < 0) return held;
     if (is_same_or_inside(out, model_dir)) {
         sw_error("--out %s is the model's own folder or lies in it; choose another", out);
         return -EEXIST;
@@ -242,12 +262,9 @@ int sw_output_take(const char *out, int *made, int *held) {
     const int fd = ret == 0 ? open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     if (ret == 0 && fd < 0) ret = -errno;
     if (ret == 0 && flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        ret = -errno;
+        ret = errno == EWOULDBLOCK ? busy(out, fd) : -errno;
         close(fd);
-        if (ret == -EWOULDBLOCK) {
-            sw_error("--out %s is being written by another run; choose another folder", out);
-            return ret;
-        }
+        if (ret == -EWOULDBLOCK) return ret;
     }
     if (ret < 0)
         sw_error("cannot take the output folder %s: %s", out, strerror(-ret));

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/mapped_files.h"
 
 static const struct {
     const char *name;
@@ -67,6 +68,7 @@ static int map_file(struct sw_safetensors *file) {
         } else {
             file->map = map;
             file->map_bytes = (uint64_t)info.st_size;
+            sw_mapped_add(map, file->map_bytes, file->path);
         }
     }
     close(fd);
@@ -226,7 +228,10 @@ int sw_safetensors_open(struct sw_safetensors *file, const char *path) {
 void sw_safetensors_close(struct sw_safetensors *file) {
     for (uint32_t i = 0; i < file->tensor_count; i++) free(file->tensors[i].name);
     free(file->tensors);
-    if (file->map) munmap((void *)file->map, file->map_bytes);
+    if (file->map) {
+        sw_mapped_remove(file->map);
+        munmap((void *)file->map, file->map_bytes);
+    }
     free(file->path);
     memset(file, 0, sizeof(*file));
 }

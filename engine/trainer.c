@@ -288,9 +288,11 @@ static int start(struct sw_trainer *t) {
     int ret = take_output(t);
     if (ret == 0) ret = sw_trainer_allocate(t);
     if (ret == 0) ret = sw_trainer_open_store(t);
+    if (ret == 0 && first) ret = check_space(t);
+    if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, NULL, NULL, 0);
+    if (ret == 0) ret = sw_trainer_begin_store(t);
     if (ret == 0) sw_trainer_drop_commit(t);
     if (ret == 0) sw_trainer_drop_scratch(t);
-    if (ret == 0 && first) ret = check_space(t);
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) ret = sw_trainer_end_import(t);

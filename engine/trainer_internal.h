@@ -189,6 +189,7 @@ struct sw_trainer {
     /* Read, write: a ring each, in the order in which they were started. */
     struct lane_request requests[2][SW_LANE_IN_FLIGHT_MAX];
     uint32_t request_next[2], request_first[2];
+    int store_begun, told_missing;
     char store_mode[160];
     struct sw_drives drives; /* as the store uses them */
 
@@ -422,6 +423,8 @@ double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task
 int sw_trainer_find_commit(struct sw_trainer *t);
 int sw_trainer_check_resume(struct sw_trainer *t);
 int sw_trainer_open_store(struct sw_trainer *t);
+/* Once nothing can be refused any more: a run that starts anew forgets what was committed. */
+int sw_trainer_begin_store(struct sw_trainer *t);
 /* Whether the commit that this run goes on from has a record of chunk c. */
 int sw_trainer_is_committed(const struct sw_rank *r, uint32_t c);
 /* Puts it into its tier and its masters, rounded, where the weights are kept; record: a slot's

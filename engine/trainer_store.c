@@ -107,13 +107,18 @@ static int open_queues(struct sw_trainer *t) {
 int sw_trainer_open_store(struct sw_trainer *t) {
     const struct sw_placement *p = &t->placement;
     uint32_t count;
-    char name[64];
     const char *const *folders = sw_trainer_folders(t, &count);
     int ret = p->store_bytes ? choose_drives(t, folders, count) : 0;
     if (ret == 0) ret = sw_trainer_open_spills(t);
-    if (ret < 0 || t->input.homes == 0) return ret;
-    ret = open_files(t);
-    if (ret == 0 && t->input.homes == 2)
+    return ret < 0 || t->input.homes == 0 ? ret : open_files(t);
+}
+
+int sw_trainer_begin_store(struct sw_trainer *t) {
+    char name[64];
+    int ret = 0;
+    if (t->input.homes == 0) return 0;
+    t->store_begun = 1;
+    if (t->input.homes == 2)
         ret = sw_journal_open(&t->journal, sw_trainer_store_folder(t),
                               sw_trainer_name(t, SW_STORE_NAME, name), sw_trainer_store_chunks(t),
                               !t->resuming);
@@ -135,7 +140,10 @@ void sw_trainer_close_store(struct sw_trainer *t) {
     sw_nvme_queue_close(t->idle[0]);
     sw_nvme_queue_close(t->idle[1]);
     sw_journal_close(t->journal, !keep); /* first: records without it are nothing */
-    sw_nvme_close(t->store, !keep);
+    if (t->store_begun)
+        sw_nvme_close(t->store, !keep);
+    else
+        sw_nvme_abandon(t->store); /* what an earlier run committed is as it was */
     sw_homes_close(&t->homes);
 }
 
@@ -166,6 +174,13 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
     snprintf(commit.note, sizeof(commit.note), "model folder %.200s, out %.200s, step %llu of %llu",
              t->options.model, t->options.out, (unsigned long long)step,
              (unsigned long long)t->options.steps);
+    const char *missing = t->told_missing ? NULL : sw_nvme_missing(t->store);
+    if (missing) {
+        t->told_missing = 1;
+        sw_warning("step %llu: '%s' was removed or replaced while it was in use; the run goes on, "
+                   "but from now on nothing can be resumed",
+                   (unsigned long long)step, missing);
+    }
     const int ret = sw_homes_commit(&t->homes, t->store, t->journal, &commit);
     if (ret < 0) {
         char last[32] = "nothing";

@@ -168,9 +168,10 @@ static void advise_patience(const struct launch *l, const struct sw_world *w) {
     char variable[64];
     snprintf(variable, sizeof(variable), "OMPI_MCA_%s", option);
     if (w->index != 0 || strcmp(l->name, "mpirun") != 0 || getenv(variable)) return;
-    sw_info("world: mpirun kills what has not ended 1 s after Ctrl-C; to save the model then takes "
-            "'mpirun --mca %s 600'",
-            option);
+    sw_info(
+        "world: mpirun kills all 1 s after Ctrl-C; with 'mpirun --mca %s 60' it waits a minute, in "
+        "which the model is saved",
+        option);
 }
 
 int sw_world_open(struct sw_world **out, double timeout_s) {

@@ -62,8 +62,17 @@ int sw_nvme_open(struct sw_nvme_store **out, const struct sw_nvme_options *optio
  * -EINVAL: one is too short for the layout. */
 int sw_nvme_open_existing(struct sw_nvme_store **out, const struct sw_nvme_options *options);
 
+/* The path of a file of the store that was removed or replaced under it; NULL: all are there. */
+const char *sw_nvme_missing(const struct sw_nvme_store *store);
+
+/* The process that holds the lock (flock) on an open file, as /proc/locks tells it; 0: it does not.
+ */
+long sw_nvme_lock_owner(int fd);
+
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);
+/* Likewise for one that nothing was written to: of its files those go that opening it made. */
+void sw_nvme_abandon(struct sw_nvme_store *store);
 
 /* What is free on a folder's file system; UINT64_MAX where it does not say. */
 uint64_t sw_nvme_free_bytes(const char *folder);

@@ -61,8 +61,7 @@ uint64_t sw_nvme_bytes(const struct sw_nvme_options *o) {
     return sum * o->homes;
 }
 
-/* The pid that holds the lock on an open file, as /proc/locks tells it; 0 when it does not. */
-static long lock_owner(int fd) {
+long sw_nvme_lock_owner(int fd) {
     struct stat st;
     FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
     if (!locks) return 0;
@@ -107,6 +106,18 @@ static int check_folder(const char *folder) {
     return 0;
 }
 
+static int is_in_place(const struct sw_nvme_file *file) {
+    struct stat held, named;
+    return fstat(file->fd, &held) == 0 && stat(file->path, &named) == 0 &&
+           named.st_ino == held.st_ino && named.st_dev == held.st_dev;
+}
+
+const char *sw_nvme_missing(const struct sw_nvme_store *store) {
+    for (uint32_t i = 0; i < store->file_count; i++)
+        if (!is_in_place(&store->files[i])) return store->files[i].path;
+    return NULL;
+}
+
 /* Locks an open file for this store. -ESTALE: its owner removed it meanwhile, open it again. */
 static int lock_file(const struct sw_nvme_file *file) {
     const int ret = take_lock(file->fd);
@@ -115,7 +126,7 @@ static int lock_file(const struct sw_nvme_file *file) {
         return ret;
     }
     if (ret < 0) {
-        const long owner = lock_owner(file->fd);
+        const long owner = sw_nvme_lock_owner(file->fd);
         if (owner)
             sw_error("nvme: '%s' is in use by process %ld; end it, or take another folder",
                      file->path, owner);
@@ -124,11 +135,7 @@ static int lock_file(const struct sw_nvme_file *file) {
                      file->path);
         return -EEXIST;
     }
-    struct stat held, named;
-    if (fstat(file->fd, &held)) return -errno;
-    if (stat(file->path, &named) || named.st_ino != held.st_ino || named.st_dev != held.st_dev)
-        return -ESTALE;
-    return 0;
+    return is_in_place(file) ? 0 : -ESTALE;
 }
 
 /* Asks the file system what alignment direct I/O needs. 0: it does not say. */
@@ -400,6 +407,10 @@ int sw_nvme_open_existing(struct sw_nvme_store **out, const struct sw_nvme_optio
 
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files) {
     if (store) release(store, unlink_files, 0);
+}
+
+void sw_nvme_abandon(struct sw_nvme_store *store) {
+    if (store) release(store, 0, 1);
 }
 
 const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uint32_t home,

@@ -299,6 +299,23 @@ def an_output_folder_without_room_for_the_model():
 
 
 @t.test
+def a_restart_that_is_refused_for_a_full_disk_keeps_the_commit():
+    more = ["--optimizer", "nvme", "--keep-store", "--schedule", "constant"]
+    with t.folder() as tmp, mounted(tmp + "/drive", "size=1100k") as drive:
+        os.mkdir(tmp + "/store")
+        more += ["--nvme", tmp + "/store"]
+        t.train(drive + "/out", *SHORT, *more, rc=0)
+        shutil.rmtree(drive + "/out")
+        with open(drive + "/filler", "wb") as file:
+            file.write(bytes(900 << 10))
+        run = t.train(drive + "/out", *SHORT, *more, "--restart", rc=1)
+        t.contains(run.stderr, "the model needs", "the message", run)
+        os.remove(drive + "/filler")
+        run = t.train(drive + "/out", *SHORT, *more, "--resume", rc=0)
+        t.contains(run.stdout, "going on after step", "the commit is there", run)
+
+
+@t.test
 def an_nvme_folder_that_is_full():
     with t.folder() as tmp, mounted(tmp + "/drive", "size=256k") as drive:
         run = refused(tmp, 1, drive, "--optimizer", "nvme", "--nvme", drive)

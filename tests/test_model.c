@@ -498,8 +498,9 @@ static void large_models_are_sharded(void **state) {
     const char *dir = folder_make();
     struct source source = {.model = &model};
     const json_t *config = model.weights->config;
-    assert_int_equal(
-        sw_model_write(&model, config, BASE, dir, SW_FP32, 300000, fetch_model, &source), 0);
+    assert_int_equal(sw_model_write(&model, config, &model.weights->companions, dir, SW_FP32,
+                                    300000, fetch_model, &source),
+                     0);
     assert_false(file_exists(in_folder("model.safetensors")));
     json_t *index = json_load_file(in_folder("model.safetensors.index.json"), 0, NULL);
     assert_int_equal(
@@ -515,15 +516,17 @@ static void large_models_are_sharded(void **state) {
     sw_model_close(&saved);
     assert_same_model(dir, &model, SW_FP32);
     /* Other shards, then one file, then shards again: nothing stays that a reader could pick up. */
-    assert_int_equal(
-        sw_model_write(&model, config, BASE, dir, SW_FP32, 600000, fetch_model, &source), 0);
+    assert_int_equal(sw_model_write(&model, config, &model.weights->companions, dir, SW_FP32,
+                                    600000, fetch_model, &source),
+                     0);
     assert_same_model(dir, &model, SW_FP32);
     assert_int_equal(file_count(), 6 + 2 + 1);
     assert_int_equal(sw_model_save(&model, dir, SW_BF16, fetch_model, &source), 0);
     assert_same_model(dir, &model, SW_BF16);
     assert_int_equal(file_count(), 7);
-    assert_int_equal(
-        sw_model_write(&model, config, BASE, dir, SW_FP32, 600000, fetch_model, &source), 0);
+    assert_int_equal(sw_model_write(&model, config, &model.weights->companions, dir, SW_FP32,
+                                    600000, fetch_model, &source),
+                     0);
     assert_same_model(dir, &model, SW_FP32);
     sw_model_close(&model);
     folder_remove();
@@ -607,8 +610,8 @@ static void a_save_that_stops_between_names_promises_nothing(void **state) {
     assert_same_model(dir, &model, SW_FP32);
     log_catch();
     const json_t *config = model.weights->config;
-    assert_true(sw_model_write(&model, config, BASE, dir, SW_FP32, 300000, fetch_model, &source) <
-                0);
+    assert_true(sw_model_write(&model, config, &model.weights->companions, dir, SW_FP32, 300000,
+                               fetch_model, &source) < 0);
     assert_reported("cannot rename");
     assert_false(file_exists(in_folder("config.json")));
     sw_model_close(&model);

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import struct
 
@@ -396,6 +397,37 @@ def the_next_command_is_one_for_a_shell():
 # ---- saving and stopping -----------------------------------------------------------------------
 
 @t.test
+def what_is_removed_under_a_run():
+    """The model's folder is not needed any more once the run has begun; a store that is gone is
+    told once; a file that became shorter is named."""
+    with t.folder() as tmp:
+        shutil.copytree(t.MODEL, tmp + "/model")
+        os.mkdir(tmp + "/drive")
+        shutil.copy(t.SHAKESPEARE + "/train.bin", tmp + "/data")
+        process = t.Process(["train", "--model", tmp + "/model", "--data", tmp + "/data", "--out",
+                             tmp + "/out", "--seq-len", 16, "--steps", 100000, "--optimizer",
+                             "nvme", "--nvme", tmp + "/drive"])
+        process.wait_for(r"step \d")
+        shutil.rmtree(tmp + "/model")
+        shutil.rmtree(tmp + "/drive")
+        process.wait_for("nothing can be resumed")
+        process.signal(signal.SIGINT)
+        run = process.finish()
+        t.equal(run.rc, 130, "exit status", run)
+        t.equal(run.stderr.count("was removed or replaced while it was in use"), 1, "told", run)
+        saved = [f for f in os.listdir(tmp) if f.startswith("out.step-")]
+        t.equal(len(saved), 1, "saved models", run)
+        t.check(os.path.exists(f"{tmp}/{saved[0]}/tokenizer.json"), "the tokenizer", run)
+        process = t.Process(["train", "--model", t.MODEL, "--data", tmp + "/data", "--out",
+                             tmp + "/more", "--seq-len", 16, "--steps", 100000])
+        process.wait_for(r"step \d")
+        os.truncate(tmp + "/data", 0)
+        run = process.finish()
+        t.equal(run.rc, 1, "exit status", run)
+        t.contains(run.stderr, f"error: {tmp}/data became shorter while it was read", "error", run)
+
+
+@t.test
 def saved_steps_are_whole_models():
     with t.folder() as tmp:
         _, _, others = train(tmp, "saves", "--seq-len", 32, "--steps", 5, "--save-every", 2)
@@ -542,13 +574,16 @@ def a_restart_that_fails_keeps_the_old_model():
 def two_runs_do_not_share_an_output_folder():
     with t.folder() as tmp:
         first = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
-                           "--out", tmp + "/one", "--steps", 100000, "--seq-len", 32])
+                           "--out", tmp + "/one", "--steps", 100000, "--seq-len", 32,
+                           "--optimizer", "nvme"])
         first.wait_for("^step 1/")
-        second = t.train(tmp + "/one", "--steps", 1, "--seq-len", 32, "--restart")
+        others = [t.train(tmp + "/one", "--steps", 1, "--seq-len", 32, "--optimizer", "nvme", *more)
+                  for more in ([], ["--restart"], ["--resume"])]
         first.signal(signal.SIGINT)
         t.equal(first.finish().rc, 130, "exit status of the first")
-        t.equal(second.rc, 1, "exit status of the second", second)
-        t.contains(second.stderr, "another run", "the reason")
+        for second in others:
+            t.equal(second.rc, 1, "exit status of the second", second)
+            t.contains(second.stderr, f"in use by process {first.pid}", "the reason", second)
 
 
 @t.test

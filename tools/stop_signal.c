@@ -1,8 +1,10 @@
 /* tools/stop_signal.c - see the header. Handlers call nothing but what signals may. */
 #include "tools/stop_signal.h"
 
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
+#include "base/mapped_files.h"
 #include "tools/command_line.h"
 #include "tools/kill_watch.h"
 #include "tools/signals.h"
@@ -22,11 +24,17 @@ static void on_signal(int number) {
     (void)ignored;
 }
 
-static void on_bus_error(int number) {
-    static const char reason[] =
-        "spillway: error: an input file became shorter while it was read\n";
-    const ssize_t ignored = write(STDERR_FILENO, reason, sizeof(reason) - 1);
+static void say(const char *words) {
+    const ssize_t ignored = write(STDERR_FILENO, words, strlen(words));
     (void)ignored;
+}
+
+static void on_bus_error(int number, siginfo_t *info, void *context) {
+    const char *path = sw_mapped_path(info->si_addr);
+    say("spillway: error: ");
+    say(path ? path : "an input file");
+    say(" became shorter while it was read\n");
+    (void)context;
     (void)number;
     sw_kill_watch_end();
     _exit(SW_EXIT_FAILED);
@@ -35,7 +43,9 @@ static void on_bus_error(int number) {
 void sw_stop_watch(const char *said) {
     text = said;
     text_bytes = strlen(said);
-    signal(SIGBUS, on_bus_error);
+    struct sigaction bus = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
+    sigemptyset(&bus.sa_mask);
+    sigaction(SIGBUS, &bus, NULL);
     sw_catch_signal(SIGINT, on_signal);
     sw_catch_signal(SIGTERM, on_signal);
     sw_catch_signal(SIGHUP, on_signal);
