@@ -330,6 +330,10 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
     const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
     t->committed_step = SW_NO_COMMIT;
     struct sw_commit *commit = &t->resumed;
+    uint32_t count;
+    const char *const *folders = sw_trainer_folders(t, &count);
+    const int free_now = sw_nvme_check_free(folders, count, name);
+    if (free_now < 0) return free_now;
     int found = sw_commit_read(sw_trainer_store_folder(t), name, commit);
     if (found < 0 || o->restart) {
         if (found == 1) free(commit->entries);

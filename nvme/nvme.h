@@ -69,6 +69,9 @@ const char *sw_nvme_missing(const struct sw_nvme_store *store);
  */
 long sw_nvme_lock_owner(int fd);
 
+/* Whether no process has the files of such a store: 0, or -EEXIST, reported with the process. */
+int sw_nvme_check_free(const char *const *folders, uint32_t folder_count, const char *name);
+
 /* Closes; NULL is fine; queues must be closed before. unlink_files removes the store's files. */
 void sw_nvme_close(struct sw_nvme_store *store, int unlink_files);
 /* Likewise for one that nothing was written to: of its files those go that opening it made. */

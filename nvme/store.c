@@ -106,6 +106,14 @@ static int check_folder(const char *folder) {
     return 0;
 }
 
+static int busy(const char *path, int fd) {
+    const long owner = sw_nvme_lock_owner(fd);
+    char whose[48] = "another process";
+    if (owner) snprintf(whose, sizeof(whose), "process %ld", owner);
+    sw_error("nvme: '%s' is in use by %s; end it, or take another folder", path, whose);
+    return -EEXIST;
+}
+
 static int is_in_place(const struct sw_nvme_file *file) {
     struct stat held, named;
     return fstat(file->fd, &held) == 0 && stat(file->path, &named) == 0 &&
@@ -125,16 +133,7 @@ static int lock_file(const struct sw_nvme_file *file) {
         sw_error("nvme: cannot lock '%s': %s", file->path, strerror(-ret));
         return ret;
     }
-    if (ret < 0) {
-        const long owner = sw_nvme_lock_owner(file->fd);
-        if (owner)
-            sw_error("nvme: '%s' is in use by process %ld; end it, or take another folder",
-                     file->path, owner);
-        else
-            sw_error("nvme: '%s' is in use by another process; end it, or take another folder",
-                     file->path);
-        return -EEXIST;
-    }
+    if (ret < 0) return busy(file->path, file->fd);
     return is_in_place(file) ? 0 : -ESTALE;
 }
 
@@ -420,6 +419,19 @@ const char *sw_nvme_where(const struct sw_nvme_store *store, uint32_t chunk, uin
     const struct sw_nvme_file *file = &store->files[place->file];
     *offset_bytes = place->offset_bytes + (home ? file->bytes : 0);
     return file->path;
+}
+
+int sw_nvme_check_free(const char *const *folders, uint32_t folder_count, const char *name) {
+    int ret = 0;
+    for (uint32_t i = 0; i < folder_count && ret == 0; i++) {
+        char *path;
+        if (asprintf(&path, "%s/%s.%u.state", folders[i], name, i) < 0) return -ENOMEM;
+        const int fd = open(path, O_RDWR | O_CLOEXEC);
+        if (fd >= 0 && take_lock(fd) == -EWOULDBLOCK) ret = busy(path, fd);
+        if (fd >= 0) close(fd); /* and with it the lock */
+        free(path);
+    }
+    return ret;
 }
 
 int sw_nvme_remove(const char *const *folders, uint32_t folder_count, const char *name) {
