@@ -14,6 +14,8 @@
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
 #                  PyPI, in a virtual environment outside the tree)
+#   ranks          torch's DistributedDataParallel and FullyShardedDataParallel beside --ranks, over
+#                  gloo (from the same virtual environment)
 #   adam           torch.optim's AdamW and Adam beside the CPU Adam (from the same virtual
 #                  environment), and one chunk of 2^31 + 17 elements (up to 28 GB of memory)
 #   avx512         the AVX-512 code on an emulated CPU that has it: avx512_emulated.py boots a Linux
@@ -86,6 +88,11 @@ transformers() {
     return $status
 }
 
+ranks() {
+    venv all || return 0
+    "$python" tests/long/ranks_agree.py
+}
+
 avx512() {
     make --no-print-directory -j"$(nproc)" tests && python3 tests/long/avx512_emulated.py
 }
@@ -118,8 +125,8 @@ broken() {
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-all="kills resume faults environment flat tsan broken transformers adam avx512 world report"
-all="$all distributions"
+all="kills resume faults environment flat tsan broken transformers ranks adam avx512 world"
+all="$all report distributions"
 for check in ${*:-$all}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
@@ -130,6 +137,7 @@ for check in ${*:-$all}; do
         tsan) stage tsan make test CONFIG=tsan STRICT=1 ;;
         broken) stage broken broken ;;
         transformers) stage transformers transformers ;;
+        ranks) stage ranks ranks ;;
         adam) stage adam adam ;;
         avx512) stage avx512 avx512 ;;
         world) stage world world ;;
