@@ -9,58 +9,65 @@
 #include <stdint.h>
 #include <string.h>
 
+/* Rules that hold on a GPU too: its compiler makes them for both sides. */
+#ifdef __CUDACC__
+#define SW_EVERYWHERE static __host__ __device__ __forceinline__
+#else
+#define SW_EVERYWHERE static inline
+#endif
+
 typedef uint16_t sw_bf16;
 
 enum sw_dtype { SW_BF16, SW_FP32 };
 
-static inline uint32_t sw_f32_bits(float x) {
+SW_EVERYWHERE uint32_t sw_f32_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof(bits));
     return bits;
 }
 
-static inline float sw_f32_from_bits(uint32_t bits) {
+SW_EVERYWHERE float sw_f32_from_bits(uint32_t bits) {
     float x;
     memcpy(&x, &bits, sizeof(x));
     return x;
 }
 
-static inline float sw_f32_from_bf16(sw_bf16 x) {
+SW_EVERYWHERE float sw_f32_from_bf16(sw_bf16 x) {
     return sw_f32_from_bits((uint32_t)x << 16);
 }
 
 /* The rounding of working weights. */
-static inline sw_bf16 sw_bf16_from_weight(float x) {
+SW_EVERYWHERE sw_bf16 sw_bf16_from_weight(float x) {
     const uint32_t bits = sw_f32_bits(x);
     const uint32_t nan = 0u - (uint32_t)((int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000);
     return (sw_bf16)(((bits + (0x8000u & ~nan)) | (0x400000u & nan)) >> 16);
 }
 
 /* A master as its working weight and a signed 16-bit remainder, added as integers. */
-static inline int16_t sw_remainder_from_f32(float master, sw_bf16 weight) {
+SW_EVERYWHERE int16_t sw_remainder_from_f32(float master, sw_bf16 weight) {
     return (int16_t)(sw_f32_bits(master) - ((uint32_t)weight << 16));
 }
-static inline float sw_f32_from_split(sw_bf16 weight, int16_t remainder) {
+SW_EVERYWHERE float sw_f32_from_split(sw_bf16 weight, int16_t remainder) {
     return sw_f32_from_bits(((uint32_t)weight << 16) + (uint32_t)(int32_t)remainder);
 }
 
 /* The rounding of gradients and activations. */
-static inline sw_bf16 sw_bf16_from_f32(float x) {
+SW_EVERYWHERE sw_bf16 sw_bf16_from_f32(float x) {
     const uint32_t bits = sw_f32_bits(x);
     const uint32_t nan = 0u - (uint32_t)((int32_t)(bits & 0x7FFFFFFFu) > 0x7F800000);
     const uint32_t addend = (0x7FFFu + ((bits >> 16) & 1u)) & ~nan;
     return (sw_bf16)(((bits + addend) | (0x400000u & nan)) >> 16);
 }
 
-static inline uint64_t sw_dtype_bytes(enum sw_dtype dtype) {
+SW_EVERYWHERE uint64_t sw_dtype_bytes(enum sw_dtype dtype) {
     return dtype == SW_FP32 ? 4 : 2;
 }
 /* Element i of an array of either type; a plain load where dtype is a constant. */
-static inline __attribute__((always_inline)) float sw_load(enum sw_dtype dtype, const void *p,
+SW_EVERYWHERE __attribute__((always_inline)) float sw_load(enum sw_dtype dtype, const void *p,
                                                            uint64_t i) {
     return dtype == SW_FP32 ? ((const float *)p)[i] : sw_f32_from_bf16(((const sw_bf16 *)p)[i]);
 }
-static inline const char *sw_dtype_name(enum sw_dtype dtype) {
+SW_EVERYWHERE const char *sw_dtype_name(enum sw_dtype dtype) {
     return dtype == SW_FP32 ? "fp32" : "bf16";
 }
 

@@ -30,7 +30,7 @@
 enum sw_adam_master { SW_MASTER_FP32, SW_MASTER_SPLIT };
 
 /* How the moments are kept. 8-bit is lossy: blocks of SW_ADAM_BLOCK elements with one FP32 scale
- * each, codes as cpu_adam/moments8.h says. */
+ * each, codes as base/moments8.h says. */
 enum sw_adam_moments { SW_MOMENTS_FP32, SW_MOMENTS_8BIT };
 
 struct sw_adam_format {

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 #include "cpu_adam/adam_variants.h"
-#include "cpu_adam/moments8.h"
+#include "base/moments8.h"
 
 #define SW_PASTE_(a, b) a##_##b
 #define SW_PASTE(a, b)  SW_PASTE_(a, b)

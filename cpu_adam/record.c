@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "cpu_adam/adam_internal.h"
-#include "cpu_adam/moments8.h"
+#include "base/moments8.h"
 
 int sw_adam_streams(const struct sw_adam_chunk *c, struct sw_adam_stream out[SW_ADAM_STREAMS_MAX]) {
     int n = 0;

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "base/crc32c.h"
-#include "cpu_adam/moments8.h"
+#include "base/moments8.h"
 #include "tests/support_adam.h"
 
 static const struct sw_adam_variant *best(void) {
