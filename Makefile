@@ -81,9 +81,23 @@ endif
 endif
 endif
 
-# What this machine has, a line each. CUDA and NCCL are optional; this version does not use them.
-CUDA_HOME ?= /usr/local/cuda
-cuda_at   = -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
+# The CUDA device is a plugin too, and the CPU stand-in that its tests run is built from the same
+# sources. Both need the toolkit's headers, the former nvcc as well. WITH_CUDA=no leaves both out.
+CUDA_HOME  ?= $(or $(patsubst %/bin/nvcc,%,$(wildcard /usr/local/cuda/bin/nvcc)), \
+                $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)),/usr/local/cuda)
+NVCC       ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
+CUDA_ARCHS ?= 80 89 90
+cuda_at    = -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
+ifneq ($(builds),)
+ifeq ($(origin WITH_CUDA),undefined)
+WITH_CUDA := $(call probe,cublasLt.h,$(cuda_at))
+endif
+ifeq ($(WITH_CUDA)$(PROBE),no1)
+$(info no CUDA toolkit here, so no libspillway_cuda.so: GPUs need it, and so do tests of its code)
+endif
+endif
+
+# What this machine has, a line each. NCCL is optional; this version does not use it.
 said      = @printf '  %-8s %-8s %s\n' $(1) $(2) $(3)
 probes:
 	$(call said,liburing,required,$(call probe,liburing.h,-luring))
@@ -127,10 +141,15 @@ bench_tools := $(patsubst %.c,$(O)/%,$(filter-out %/adam_peer.c,$(wildcard tests
 test_support := $(patsubst %,$(O)/%.o,$(filter-out %_world.c,$(wildcard tests/support_*.c)))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)
 plugins  := $(if $(filter yes,$(WITH_MPI)),$(dir $(program))libspillway_mpi.so)
+# The GPU's own plugin is the release program's.
+plugins  += $(if $(and $(filter yes,$(WITH_CUDA)),$(NVCC),$(filter release,$(CONFIG))), \
+              build/libspillway_cuda.so)
+standin  := $(if $(filter yes,$(WITH_CUDA)),$(dir $(program))standin/libspillway_cuda.so)
 
 all: $(program) $(plugins)
 	@:
-tests: $(program) $(plugins) $(tests) $(preloads) $(O)/tests/support_world
+tests: $(program) $(plugins) $(standin) $(tests) $(preloads) $(O)/tests/support_world
+standin: $(standin)
 
 $(program): $(tool_objs) $(O)/libspillway.a
 	@echo "  LINK  $@"
@@ -151,6 +170,49 @@ $(dir $(program))libspillway_mpi.so: $(mpi_srcs:%=$(O)/%.o)
 $(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a $(plugins)
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) $(libs) -o $@
+
+# Kernels by nvcc; the C files once for the GPU and the stand-in. adam.cu has the CPU's bits: no
+# contraction, and subnormals count as zero.
+cuda_kernels := $(wildcard kernels/cuda/*.cu)
+cuda_c       := $(wildcard kernels/cuda/*.c)
+$(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include
+nvcc_flags := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC -I. \
+              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(a),code=compute_$(a))
+$(O)/kernels/cuda/adam.cu.o: nvcc_flags += -fmad=false -ftz=true -DGPU_SUBNORMALS_ARE_ZERO
+$(O)/standin/kernels/cuda/adam.cu.o: cxxflags += -DGPU_SUBNORMALS_ARE_ZERO
+# 1675: a pragma of gcc's, in a header that only the CPU runs.
+$(O)/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$(Q)$(NVCC) $(nvcc_flags) -diag-suppress=1675 -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kernels/cuda/plugin.map
+	@echo "  LINK  $@"
+	$(Q)$(CC) -shared -Wl,-z,defs -Wl,--version-script=kernels/cuda/plugin.map \
+	  $(filter %.o,$^) -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 \
+	  -lcudart_static -lcublasLt -lstdc++ -lm -ldl -lrt -lpthread -o $@
+
+# The same kernels by the host's compiler. The stand-in itself is invisible to TSan, which it tells
+# what a kernel does.
+standin_srcs  := $(wildcard tests/standin/*.cpp)
+standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_srcs:%=$(O)/standin/%.o)
+standin_flags := -fPIC -ftls-model=initial-exec -Itests/standin -isystem $(CUDA_HOME)/include
+$(O)/standin/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	@echo "  CXX   $< (stand-in)"
+	$(Q)$(CXX) $(cxxflags) $(standin_flags) -Wno-unknown-pragmas -x c++ -c $< -o $@
+$(O)/standin/tests/standin/%.cpp.o: tests/standin/%.cpp Makefile
+	@mkdir -p $(@D)
+	@echo "  CXX   $<"
+	$(Q)$(CXX) $(cxxflags) $(standin_flags) \
+	  $(if $(filter tsan,$(CONFIG)),-fno-sanitize=thread -DSTANDIN_TSAN) -c $< -o $@
+$(dir $(program))standin/libspillway_cuda.so: $(standin_objs) $(cuda_c:%=$(O)/%.o) \
+  kernels/cuda/plugin.map
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CXX) $(common) -shared -Wl,-Bsymbolic -Wl,--version-script=kernels/cuda/plugin.map \
+	  $(filter %.o,$^) -lpthread -o $@
+$(filter $(O)/tests/test_cuda%,$(tests)): | $(standin)
 
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
 $(O)/tests/preload/%.so: tests/preload/%.c tests/support_file_name.h Makefile
@@ -223,6 +285,7 @@ build   = +$(Q)$(MAKE) --no-print-directory CONFIG=$(CONFIG) -j$(JOBS)
 help:
 	@echo 'make                the program: build/spillway'
 	@echo 'make deps           installs what is missing (apt; sudo when not root) and says what'
+	@echo 'make standin        the CUDA plugin over a CPU stand-in for CUDA, for tests'
 	@echo 'make probes         which libraries are here, and which optional ones (Open MPI...)'
 	@echo 'make quickstart     deps, build, then fine-tunes the bundled model for two minutes at most'
 	@echo 'make test           builds and runs every test; STRICT=1 makes a skip a failure;'
@@ -275,7 +338,7 @@ tidy:
 clean:
 	rm -rf build
 
-.PHONY: all tests bench-tools help deps quickstart test check-broken check-long bench format \
-        format-check tidy clean
+.PHONY: all tests standin bench-tools help deps quickstart test check-broken check-long bench \
+        format format-check tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

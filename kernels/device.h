@@ -213,4 +213,14 @@ struct sw_host_device_options {
 };
 int sw_device_host_open(struct sw_device_handle *out, const struct sw_host_device_options *options);
 
+/* An NVIDIA GPU, through the plugin libspillway_cuda.so beside the program, or the one that
+ * SPILLWAY_CUDA_PLUGIN names. -ENOENT: no plugin; -ENOEXEC: one of another version; -ENODEV: no
+ * driver or no such device. Copies from and to host memory that is not registered with CUDA wait
+ * for the stream. */
+struct sw_cuda_device_options {
+    int index; /* CUDA's */
+};
+int sw_device_cuda_open(struct sw_device_handle *out, const struct sw_cuda_device_options *options);
+int sw_device_cuda_count(void); /* devices, or -errno as above */
+
 #endif
