@@ -1,0 +1,41 @@
+/* The CUDA back end in tests: built against the CPU stand-in, opened as the program opens it. */
+#ifndef TESTS_SUPPORT_CUDA_H
+#define TESTS_SUPPORT_CUDA_H
+#include "kernels/device.h"
+
+/* An open CUDA device with a stream. */
+struct cuda_device {
+    struct sw_device_handle handle;
+    const struct sw_device_ops *ops;
+    struct sw_device *device;
+    struct sw_stream *stream;
+};
+
+/* The stand-in of this configuration, or NULL where it was not built: CUDA's headers are missing.
+ * SPILLWAY_CUDA_PLUGIN, where it is set, is taken instead. */
+const char *cuda_standin_path(void);
+/* 0, or 1 where there is no stand-in: the group's tests then skip themselves. */
+int cuda_device_open(struct cuda_device *d, int index);
+void cuda_device_close(struct cuda_device *d);
+
+/* Device memory and what the test knows of it. The host's copies are exchanged by copies alone, as
+ * with a real device. `exact` has the values of `host`. */
+struct cuda_tensor {
+    struct cuda_device *d;
+    enum sw_dtype dtype;
+    uint64_t count;
+    void *data, *host;
+    double *exact;
+};
+/* Values uniform in [-size, size] from ref_random(), representable in dtype; size 0: zeros. */
+struct cuda_tensor cuda_tensor_new(struct cuda_device *d, enum sw_dtype dtype, uint64_t count,
+                                   double size);
+void cuda_tensor_free(struct cuda_tensor *t);
+void cuda_tensor_put(struct cuda_tensor *t); /* host to device; exact follows host */
+void cuda_tensor_get(struct cuda_tensor *t); /* device to host; exact stays */
+
+/* Plain bytes to and from the device, waited for. */
+void *cuda_bytes_new(struct cuda_device *d, const void *from, uint64_t bytes);
+void cuda_bytes_get(struct cuda_device *d, void *to, const void *from, uint64_t bytes);
+
+#endif
