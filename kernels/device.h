@@ -87,6 +87,11 @@ struct sw_device_ops {
 
     int (*alloc)(struct sw_device *d, uint64_t bytes, void **out); /* 4 KiB aligned, zeroed */
     void (*free)(struct sw_device *d, void *p, uint64_t bytes);
+    /* Host memory from which, and to which, copies run behind the caller's back: until it is
+     * unpinned it stays in place. Copies of other host memory may wait for the stream. Pieces do
+     * not overlap, and are unpinned as they were pinned. */
+    int (*pin)(struct sw_device *d, void *p, uint64_t bytes);
+    void (*unpin)(struct sw_device *d, void *p);
 
     int (*stream_create)(struct sw_device *d, struct sw_stream **out);
     void (*stream_destroy)(struct sw_stream *s);
@@ -215,8 +220,7 @@ int sw_device_host_open(struct sw_device_handle *out, const struct sw_host_devic
 
 /* An NVIDIA GPU, through the plugin libspillway_cuda.so beside the program, or the one that
  * SPILLWAY_CUDA_PLUGIN names. -ENOENT: no plugin; -ENOEXEC: one of another version; -ENODEV: no
- * driver or no such device. Copies from and to host memory that is not registered with CUDA wait
- * for the stream. */
+ * driver or no such device. */
 struct sw_cuda_device_options {
     int index; /* CUDA's */
 };

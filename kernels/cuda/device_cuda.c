@@ -111,6 +111,26 @@ static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     free(a);
 }
 
+/* For every device of the process. */
+static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
+    const int ret = enter(d);
+    if (ret < 0 || bytes == 0) return ret;
+    const cudaError_t error = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
+    if (error != cudaErrorMemoryAllocation)
+        return sw_cuda_check(d, error, "host memory cannot be pinned");
+    cudaGetLastError();
+    sw_error("CUDA device %d: %" PRIu64
+             " bytes of host memory cannot be pinned: too much of it is, "
+             "or the limit of locked memory ('ulimit -l') is too low",
+             d->index, bytes);
+    return -ENOMEM;
+}
+
+static void cuda_unpin(struct sw_device *d, void *p) {
+    if (p && enter(d) == 0)
+        sw_cuda_check(d, cudaHostUnregister(p), "host memory cannot be unpinned");
+}
+
 /* ---- streams and events ---- */
 
 static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
@@ -291,6 +311,8 @@ static void cuda_ops_fill(void) {
         .numerics = cuda_numerics,
         .alloc = cuda_alloc,
         .free = cuda_free,
+        .pin = cuda_pin,
+        .unpin = cuda_unpin,
         .stream_create = cuda_stream_create,
         .stream_destroy = cuda_stream_destroy,
         .stream_sync = cuda_stream_sync,

@@ -70,6 +70,15 @@ static void host_free(struct sw_device *d, void *p, uint64_t bytes) {
     if (p) munmap(p, mapped_bytes(bytes));
 }
 
+/* The CPU copies from anywhere, inside the call. */
+static int host_pin(struct sw_device *d, void *p, uint64_t bytes) {
+    (void)d, (void)p, (void)bytes;
+    return 0;
+}
+static void host_unpin(struct sw_device *d, void *p) {
+    (void)d, (void)p;
+}
+
 static int host_stream_create(struct sw_device *d, struct sw_stream **out) {
     struct sw_stream *s = calloc(1, sizeof(*s));
     if (!s) {
@@ -172,6 +181,8 @@ static void host_ops_fill(void) {
         .numerics = host_numerics,
         .alloc = host_alloc,
         .free = host_free,
+        .pin = host_pin,
+        .unpin = host_unpin,
         .stream_create = host_stream_create,
         .stream_destroy = host_stream_destroy,
         .stream_sync = host_stream_sync,

@@ -1,0 +1,349 @@
+/* The CUDA device apart from its arithmetic, on the CPU stand-in: how the plugin is found and what
+ * is said when it cannot be used; memory; copies; streams and events between threads and devices,
+ * where nothing but a wait brings work about. */
+#include "kernels/device.h"
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <cmocka.h>
+#include "base/log.h"
+#include "kernels/cuda_plugin.h"
+#include "tests/support_cuda.h"
+#include "tests/support_files.h"
+
+enum { DEVICES = 2 };
+static struct cuda_device devices[DEVICES];
+static int absent;
+
+#define NEEDS_STANDIN()                                                                            \
+    do {                                                                                           \
+        (void)state;                                                                               \
+        if (absent) {                                                                              \
+            print_message("the stand-in was not built: CUDA's headers are not here\n");            \
+            skip();                                                                                \
+        }                                                                                          \
+    } while (0)
+
+static int open_devices(void **state) {
+    (void)state;
+    setenv("STANDIN_DEVICES", "2", 1);
+    setenv("STANDIN_MEMORY", "1000000000", 1);
+    for (int i = 0; i < DEVICES; i++) absent |= cuda_device_open(&devices[i], i);
+    return 0;
+}
+
+static int close_devices(void **state) {
+    (void)state;
+    for (int i = 0; i < DEVICES; i++) cuda_device_close(&devices[i]);
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static void print_report(enum sw_log_level level, const char *line, void *ctx) {
+    (void)ctx;
+    if (level == SW_LOG_ERROR) printf("%s\n", line);
+}
+
+/* This program, run with SW_TEST_OPEN set, opens a device and says what came of it: each case needs
+ * a process that has not opened the plugin yet. */
+static int open_and_say(void) {
+    const struct sw_cuda_device_options options = {.index = atoi(getenv("SW_TEST_OPEN"))};
+    struct sw_device_handle h = {0};
+    sw_log_set_sink(print_report, NULL);
+    const int ret = sw_device_cuda_open(&h, &options);
+    printf("result %d\n", ret);
+    if (ret == 0) {
+        printf("%s\n", h.ops->numerics(h.device));
+        h.ops->close(h.device);
+    }
+    return 0;
+}
+
+/* What opening says with these settings, "NAME=VALUE" each. */
+static const char *opening(const char *one, const char *other) {
+    static char said[4096];
+    char command[1024], self[512];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    self[length] = '\0';
+    snprintf(command, sizeof(command), "SW_TEST_OPEN=0 %s %s '%s'", one, other, self);
+    FILE *run = popen(command, "r");
+    const size_t got = fread(said, 1, sizeof(said) - 1, run);
+    said[got] = '\0';
+    assert_int_equal(pclose(run), 0);
+    return said;
+}
+
+static void assert_says(const char *said, int result, const char *part) {
+    char line[32];
+    snprintf(line, sizeof(line), "result %d\n", result);
+    if (!strstr(said, line) || !strstr(said, part))
+        fail_msg("neither '%s' nor '%s' where both were expected: %s", line, part, said);
+    const char *end = strchr(said, '\n'); /* reported once */
+    if (result < 0) assert_true(end && strncmp(end + 1, "result", 6) == 0);
+}
+
+static void why_it_cannot_be_used_is_said(void **state) {
+    NEEDS_STANDIN();
+    assert_says(opening("", ""), 0, "cuda CPU stand-in, compute capability 8.9, CUDA ");
+    assert_says(opening("STANDIN_ERROR=35", ""), -ENODEV, "no NVIDIA driver here, or one older");
+    assert_says(opening("STANDIN_ERROR=100", ""), -ENODEV, "sees no GPU");
+    assert_says(opening("STANDIN_DEVICES=0", ""), -ENODEV, "sees no GPU");
+    assert_says(opening("STANDIN_ERROR=999", ""), -ENODEV, "CUDA cannot be used");
+    assert_says(opening("SW_TEST_OPEN=7", ""), -ENODEV, "no device 7; this machine has 2");
+    assert_says(opening("SPILLWAY_CUDA_PLUGIN=/no/such.so", ""), -ENOENT, "/no/such.so");
+    /* A library that is no plugin at all. */
+    assert_says(opening("SPILLWAY_CUDA_PLUGIN=libm.so.6", ""), -ENOEXEC, "none of this version");
+}
+
+/* Beside the program, when nothing else is named. */
+static void the_plugin_lies_beside_the_program(void **state) {
+    NEEDS_STANDIN();
+    assert_says(opening("SPILLWAY_CUDA_PLUGIN=", ""), -ENOENT, "tests/libspillway_cuda.so");
+}
+
+/* ---- memory ---- */
+
+static void memory_is_aligned_and_cleared(void **state) {
+    NEEDS_STANDIN();
+#ifdef SW_POISON
+    const unsigned char fill = 0xFF;
+#else
+    const unsigned char fill = 0;
+#endif
+    static const uint64_t sizes[] = {0, 1, 4096, 4097, (3 << 20) + 1};
+    for (int i = 0; i < 2 * DEVICES * 5; i++) { /* what was freed comes back clean */
+        struct cuda_device *d = &devices[i % DEVICES];
+        const uint64_t size = sizes[i / DEVICES % 5];
+        unsigned char *bytes = malloc(size + 1);
+        void *p = NULL;
+        assert_int_equal(d->ops->alloc(d->device, size, &p), 0);
+        assert_int_equal((uintptr_t)p % 4096, 0);
+        cuda_bytes_get(d, bytes, p, size);
+        for (uint64_t b = 0; b < size; b++) assert_int_equal(bytes[b], fill);
+        memset(bytes, 0x33, size);
+        assert_int_equal(d->ops->copy_h2d(d->stream, p, bytes, size), 0);
+        d->ops->free(d->device, p, size);
+        free(bytes);
+    }
+    devices->ops->free(devices->device, NULL, 4096);
+}
+
+static void memory_that_does_not_exist_is_refused(void **state) {
+    NEEDS_STANDIN();
+    void *p = &p;
+    log_catch();
+    assert_int_equal(devices->ops->alloc(devices->device, 1ull << 50, &p), -ENOMEM);
+    assert_ptr_equal(p, &p); /* out is written on success alone */
+    assert_reported("no memory for 1125899906842624 bytes");
+    sw_log_set_sink(NULL, NULL);
+    p = cuda_bytes_new(devices, NULL, 100); /* the error is not found again by the next call */
+    devices->ops->free(devices->device, p, 100);
+}
+
+static void wrong_sides_of_a_copy_are_refused(void **state) {
+    NEEDS_STANDIN();
+    char host[64] = {0};
+    char *there = cuda_bytes_new(devices, host, sizeof(host));
+    const struct sw_device_ops *ops = devices->ops;
+    assert_int_equal(ops->copy_h2d(devices->stream, host, there, 64), -EIO);
+    assert_int_equal(ops->copy_d2h(devices->stream, there, host, 64), -EIO);
+    assert_int_equal(ops->copy_d2d(devices->stream, there, host, 64), -EIO);
+    assert_int_equal(ops->zero(devices->stream, host, 64), -EIO);
+    assert_int_equal(ops->copy_h2d(devices->stream, there + 8000, host, 64), -EIO);
+    ops->free(devices->device, there, 64);
+}
+
+/* ---- order ---- */
+
+enum { BYTES = 256, ROUNDS = 200 };
+
+/* Two streams of device memory: the second one copies on what the first one brings. `waits` says
+ * whether it waits for that. How often the right bytes arrive. */
+static int handed_over(int waits) {
+    const struct sw_device_ops *ops = devices->ops;
+    char *first = cuda_bytes_new(devices, NULL, BYTES),
+         *then = cuda_bytes_new(devices, NULL, BYTES);
+    struct sw_stream *other;
+    struct sw_event *event;
+    unsigned char *pinned = aligned_alloc(4096, 4096), got[BYTES];
+    int right = 0;
+    assert_int_equal(ops->pin(devices->device, pinned, 4096), 0);
+    assert_int_equal(ops->stream_create(devices->device, &other), 0);
+    assert_int_equal(ops->event_create(devices->device, &event), 0);
+    for (int round = 1; round <= ROUNDS; round++) {
+        memset(pinned, round, BYTES);
+        assert_int_equal(ops->copy_h2d(devices->stream, first, pinned, BYTES), 0);
+        assert_int_equal(ops->event_record(event, devices->stream), 0);
+        if (waits) assert_int_equal(ops->stream_wait(other, event), 0);
+        assert_int_equal(ops->copy_d2d(other, then, first, BYTES), 0);
+        assert_int_equal(ops->copy_d2h(other, got, then, BYTES), 0);
+        assert_int_equal(ops->stream_sync(other), 0);
+        right += got[0] == (unsigned char)round && got[BYTES - 1] == (unsigned char)round;
+        assert_int_equal(ops->stream_sync(devices->stream), 0); /* pinned is written next */
+    }
+    ops->stream_destroy(other);
+    ops->event_destroy(event);
+    ops->unpin(devices->device, pinned);
+    free(pinned);
+    ops->free(devices->device, first, BYTES);
+    ops->free(devices->device, then, BYTES);
+    return right;
+}
+
+static void only_a_wait_orders_streams(void **state) {
+    NEEDS_STANDIN();
+    assert_int_equal(handed_over(1), ROUNDS);
+    const int right = handed_over(0);
+    print_message("without the wait %d of %d arrive\n", right, ROUNDS);
+    assert_true(right < ROUNDS / 2);
+}
+
+/* A pinned source is read when the stream gets there, another one at the call. */
+static void pinned_copies_run_late(void **state) {
+    NEEDS_STANDIN();
+    const struct sw_device_ops *ops = devices->ops;
+    char *there = cuda_bytes_new(devices, NULL, BYTES);
+    unsigned char *memory = aligned_alloc(4096, 4096), got[BYTES];
+    int late = 0;
+    for (int pinned = 0; pinned < 2; pinned++) {
+        if (pinned) assert_int_equal(ops->pin(devices->device, memory, 4096), 0);
+        for (int round = 0; round < ROUNDS; round++) {
+            memset(memory, 1, BYTES);
+            assert_int_equal(ops->copy_h2d(devices->stream, there, memory, BYTES), 0);
+            memset(memory, 2, BYTES); /* too early where it is pinned */
+            cuda_bytes_get(devices, got, there, BYTES);
+            if (!pinned) assert_int_equal(got[0], 1);
+            late += got[0] == 2;
+        }
+    }
+    print_message("a source overwritten too early shows %d times of %d\n", late, ROUNDS);
+    assert_true(late > ROUNDS / 2);
+    ops->unpin(devices->device, memory);
+    free(memory);
+    ops->free(devices->device, there, BYTES);
+}
+
+/* A result in pinned memory is there after the event, and not before it was waited for. */
+static void results_come_with_their_event(void **state) {
+    NEEDS_STANDIN();
+    const struct sw_device_ops *ops = devices->ops;
+    char *there = cuda_bytes_new(devices, NULL, BYTES);
+    unsigned char *pinned = aligned_alloc(4096, 4096);
+    struct sw_event *event;
+    int early = 0;
+    assert_int_equal(ops->pin(devices->device, pinned, 4096), 0);
+    assert_int_equal(ops->event_create(devices->device, &event), 0);
+    assert_int_equal(ops->event_wait(event), 0); /* never recorded: nothing to wait for */
+    assert_int_equal(ops->stream_wait(devices->stream, event), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        memset(pinned, 0x77, BYTES);
+        assert_int_equal(ops->zero(devices->stream, there, BYTES), 0);
+        assert_int_equal(ops->copy_d2h(devices->stream, pinned, there, BYTES), 0);
+        assert_int_equal(ops->event_record(event, devices->stream), 0);
+        early += pinned[0] == 0x77;
+        assert_int_equal(ops->event_wait(event), 0);
+        for (int i = 0; i < BYTES; i++) assert_int_equal(pinned[i], 0);
+    }
+    assert_true(early > ROUNDS / 4);
+    ops->event_destroy(event);
+    ops->event_destroy(NULL);
+    ops->unpin(devices->device, pinned);
+    free(pinned);
+    ops->free(devices->device, there, BYTES);
+}
+
+/* A relay between lanes of two devices in two threads: each stage adds one float, ordered by events
+ * alone. The product 1 x 1 + C is the only arithmetic it needs. */
+enum { STAGES = 60 };
+struct relay {
+    struct sw_event *events[STAGES + 1];
+    float *cell, *one;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int recorded; /* how many of the events: a wait for a later one would be a wait for nothing */
+    int first;
+};
+
+static void *relay_lane(void *ctx) {
+    struct relay *r = ctx;
+    const int first = __atomic_fetch_add(&r->first, 1, __ATOMIC_RELAXED);
+    const struct sw_device_ops *ops = devices->ops;
+    struct sw_stream *s;
+    if (ops->stream_create(devices->device, &s) < 0) return NULL;
+    const struct sw_gemm g = {.m = 1,
+                              .n = 1,
+                              .k = 1,
+                              .accumulate = 1,
+                              .a = r->one,
+                              .a_dtype = SW_FP32,
+                              .lda = 1,
+                              .b = r->one,
+                              .b_dtype = SW_FP32,
+                              .ldb = 1,
+                              .c = r->cell,
+                              .c_dtype = SW_FP32,
+                              .ldc = 1};
+    for (int i = first; i < STAGES; i += 2) {
+        pthread_mutex_lock(&r->lock);
+        while (r->recorded <= i) pthread_cond_wait(&r->changed, &r->lock);
+        pthread_mutex_unlock(&r->lock);
+        if (i % 4 < 2)
+            ops->stream_wait(s, r->events[i]);
+        else
+            ops->event_wait(r->events[i]);
+        ops->gemm(s, &g);
+        ops->event_record(r->events[i + 1], s);
+        pthread_mutex_lock(&r->lock);
+        r->recorded++;
+        pthread_cond_broadcast(&r->changed);
+        pthread_mutex_unlock(&r->lock);
+    }
+    ops->stream_destroy(s);
+    return NULL;
+}
+
+static void events_hand_over_between_threads(void **state) {
+    NEEDS_STANDIN();
+    const struct sw_device_ops *ops = devices->ops;
+    struct relay r = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    const float zero = 0.0f, one = 1.0f;
+    float got = -1.0f;
+    pthread_t lanes[2];
+    r.cell = cuda_bytes_new(devices, &zero, sizeof(zero));
+    r.one = cuda_bytes_new(devices, &one, sizeof(one));
+    for (int i = 0; i <= STAGES; i++)
+        assert_int_equal(ops->event_create(devices->device, &r.events[i]), 0);
+    ops->event_record(r.events[0], devices->stream);
+    r.recorded = 1;
+    for (int i = 0; i < 2; i++) pthread_create(&lanes[i], NULL, relay_lane, &r);
+    for (int i = 0; i < 2; i++) pthread_join(lanes[i], NULL);
+    ops->stream_wait(devices->stream, r.events[STAGES]);
+    cuda_bytes_get(devices, &got, r.cell, sizeof(got));
+    assert_true(got == (float)STAGES);
+    for (int i = 0; i <= STAGES; i++) ops->event_destroy(r.events[i]);
+    ops->free(devices->device, r.cell, sizeof(zero));
+    ops->free(devices->device, r.one, sizeof(one));
+}
+
+int main(void) {
+    if (getenv("SW_TEST_OPEN")) return open_and_say();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(why_it_cannot_be_used_is_said),
+        cmocka_unit_test(the_plugin_lies_beside_the_program),
+        cmocka_unit_test(memory_is_aligned_and_cleared),
+        cmocka_unit_test(memory_that_does_not_exist_is_refused),
+        cmocka_unit_test(wrong_sides_of_a_copy_are_refused),
+        cmocka_unit_test(only_a_wait_orders_streams),
+        cmocka_unit_test(pinned_copies_run_late),
+        cmocka_unit_test(results_come_with_their_event),
+        cmocka_unit_test(events_hand_over_between_threads),
+    };
+    return cmocka_run_group_tests(tests, open_devices, close_devices);
+}
