@@ -12,6 +12,7 @@
 
 enum sw_schedule { SW_SCHEDULE_CONSTANT, SW_SCHEDULE_LINEAR, SW_SCHEDULE_COSINE };
 enum sw_decay { SW_DECAY_MATRICES, SW_DECAY_ALL };
+enum sw_device_kind { SW_DEVICE_AUTO, SW_DEVICE_HOST, SW_DEVICE_CUDA };
 enum sw_overlap { SW_OVERLAP_AUTO, SW_OVERLAP_NONE, SW_OVERLAP_FORWARD, SW_OVERLAP_BACKWARD };
 
 enum { SW_NVME_FOLDERS_MAX = 64, SW_ACCUMULATE_MAX = 65536 };
@@ -42,6 +43,7 @@ struct sw_train_options {
     enum sw_decay decay;
     uint32_t max_skips;
 
+    enum sw_device_kind device; /* resolved: host or cuda */
     uint32_t ranks;             /* of this process, each with a device */
     int shard_in_node;          /* each process has all shards; processes have replicas */
     int64_t zero;               /* what is sharded over them: 0..3; -1: 3 with several */

@@ -75,6 +75,7 @@ void sw_teams_settle(struct sw_train_options *o, const struct sw_topology *t) {
     if (o->threads) warn_size("--threads", o->threads, t);
     if (o->device_threads) warn_size("--device-threads", o->device_threads, t);
     const int device_adam = sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE);
+    if (o->device == SW_DEVICE_CUDA) o->device_threads = 1;
     if (o->device_threads == 0) o->device_threads = a_ranks_threads(o, t);
     if (device_adam && o->threads && o->threads != o->device_threads)
         sw_warning("--threads %d has no effect: with --optimizer device Adam runs in the host "

@@ -55,19 +55,47 @@ static void resolve_steps(struct sw_trainer *t) {
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
 }
 
+/* A GPU where there is one that can be used, unless the user has chosen. */
+static int choose_device(struct sw_trainer *t) {
+    struct sw_train_options *o = &t->options;
+    if (o->device == SW_DEVICE_AUTO)
+        o->device = sw_device_cuda_usable() > 0 ? SW_DEVICE_CUDA : SW_DEVICE_HOST;
+    if (o->device == SW_DEVICE_HOST) return 0;
+    const int count = sw_device_cuda_count();
+    if (count < 0) return count;
+    if (t->world_ranks > 1) {
+        sw_error("--device cuda: several ranks on GPUs need NCCL, which this version does not use "
+                 "yet; train with one, or with --device host");
+        return -ENOTSUP;
+    }
+    return 0;
+}
+
+static int open_device(struct sw_trainer *t, struct sw_rank *r, uint32_t index) {
+    const struct sw_host_device_options host = {
+        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
+    const struct sw_cuda_device_options cuda = {.index = (int)index};
+    if (t->options.device == SW_DEVICE_HOST) return sw_device_host_open(&r->device, &host);
+    const int ret = sw_device_cuda_open(&r->device, &cuda);
+    if (ret < 0 || t->options.device_memory_bytes) return ret;
+    /* What the library of products and later streams take is a small part of it. */
+    const uint64_t available = r->device.ops->free_bytes(r->device.device);
+    t->options.device_memory_bytes = available - available / 16;
+    return 0;
+}
+
 static int open_rank(struct sw_trainer *t, uint32_t index) {
     struct sw_rank *r = &t->ranks[index];
-    const struct sw_host_device_options options = {
-        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     r->t = t;
     r->index = index;
     r->shard = (t->first_rank + index) % t->shards;
-    const int ret = sw_device_host_open(&r->device, &options);
+    const int ret = open_device(t, r, index);
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
 }
 
 static int open_devices(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
+    if (ret == 0) ret = choose_device(t);
     if (ret < 0) return ret;
     const int per_core = t->options.threads == 0;
     sw_teams_settle(&t->options, &t->topology);

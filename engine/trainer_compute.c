@@ -179,6 +179,7 @@ static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw
 static void forget_others(const struct sw_rank *r, uint32_t unit, char *whole, uint64_t element,
                           int pieces) {
 #ifdef SW_POISON
+    if (r->t->options.device != SW_DEVICE_HOST) return;
     for (int frozen = 0; frozen < pieces; frozen++)
         for (uint32_t shard = 0; shard < r->t->shards; shard++) {
             const struct sw_piece piece = sw_piece_of(r->t, shard, unit, frozen);

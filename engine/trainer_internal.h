@@ -141,6 +141,8 @@ struct sw_rank {
     int32_t *stage_tokens, *stage_targets;
     uint8_t *stage_mask;
     struct unit_norms *norms; /* by unit */
+    char *landing; /* pinned, if landing_pinned: what comes down beside gradients, as follows */
+    int landing_pinned;
     struct sw_nonfinite *host_bad;
     double *host_loss_sums;
     struct sw_device_adam_step host_step; /* staging of the device's scalars */
@@ -176,6 +178,7 @@ struct sw_trainer {
     int stop_agreed, failed;
     struct rank_verdict verdicts[SW_RANKS_MAX]; /* by rank; control lane */
     struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */
+    uint64_t pinned_bytes; /* of it */
 
     char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
     uint64_t loaded_bytes;  /* of weights and records, into their tiers */

@@ -4,10 +4,12 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/log.h"
 #include "base/size.h"
 
 enum { PAGE = 4096 };
+#define PIN_BYTES_MAX (UINT64_C(16) << 30)
 
 /* What a run takes of the host's memory beyond its pools: the program with its libraries, and per
  * chunk turns, events and tables. Measured as peak private memory less the pools, rounded up. */
@@ -257,24 +259,38 @@ static void split_chunks(struct sw_rank *r) {
     }
 }
 
+/* What the control lane reads of a step: block sums, losses, what is not finite. */
+static int allocate_landing(struct sw_rank *r) {
+    const struct sw_trainer *t = r->t;
+    const uint64_t bad = sw_round_up(t->placement.chunk_count * sizeof(*r->host_bad), 64);
+    const uint64_t losses = sw_round_up(t->options.accumulate * sizeof(*r->host_loss_sums), 64);
+    const uint64_t bytes = sw_round_up(bad + losses + block_sum_bytes(t), PAGE);
+    r->landing = aligned_alloc(PAGE, bytes);
+    if (!r->landing) return -ENOMEM;
+    memset(r->landing, 0, bytes);
+    r->host_bad = (struct sw_nonfinite *)r->landing;
+    r->host_loss_sums = (double *)(r->landing + bad);
+    char *sums = r->landing + bad + losses;
+    for (uint32_t u = 0; u < t->model.unit_count; u++) {
+        const uint64_t count = blocks_of(t->trained_elements[u]);
+        r->norms[u] = (struct unit_norms){(double *)sums, count};
+        sums += sw_round_up(count * sizeof(double), 64);
+    }
+    const int ret = r->device.ops->pin(r->device.device, r->landing, bytes);
+    r->landing_pinned = ret == 0;
+    return ret;
+}
+
 /* A rank's tables by unit and chunk. */
 static int allocate_tables(struct sw_rank *r) {
     const struct sw_trainer *t = r->t;
     const uint32_t units = t->model.unit_count, chunks = t->placement.chunk_count;
     r->block_sums = calloc(units, sizeof(*r->block_sums));
     r->norms = calloc(units, sizeof(*r->norms));
-    r->host_bad = calloc(chunks, sizeof(*r->host_bad));
-    r->host_loss_sums = calloc(t->options.accumulate, sizeof(*r->host_loss_sums));
     r->chunks = calloc(chunks, sizeof(*r->chunks));
-    if (!r->block_sums || !r->norms || !r->host_bad || !r->host_loss_sums || !r->chunks)
-        return -ENOMEM;
-    for (uint32_t u = 0; u < units; u++) {
-        r->norms[u].block_count = blocks_of(t->trained_elements[u]);
-        r->norms[u].block_sums = calloc(r->norms[u].block_count, sizeof(double));
-        if (!r->norms[u].block_sums) return -ENOMEM;
-    }
+    if (!r->block_sums || !r->norms || !r->chunks) return -ENOMEM;
     split_chunks(r);
-    return 0;
+    return allocate_landing(r);
 }
 
 /* The buffer of loading and saving. */
@@ -286,6 +302,25 @@ static int allocate_buffer(struct sw_trainer *t) {
         aligned_alloc(SW_NVME_ALIGN_BYTES, sw_round_up(largest, SW_NVME_ALIGN_BYTES));
     t->fetched_chunk = UINT32_MAX;
     return t->weight_buffer ? 0 : -ENOMEM;
+}
+
+/* For all devices of the process; in pieces, as a driver takes long for one and may refuse it. */
+static int pin_arena(struct sw_trainer *t) {
+    const struct sw_device_handle *d = &t->ranks[0].device;
+    int ret = 0;
+    while (ret == 0 && t->pinned_bytes < t->arena.bytes) {
+        const uint64_t left = t->arena.bytes - t->pinned_bytes;
+        const uint64_t bytes = left < PIN_BYTES_MAX ? left : PIN_BYTES_MAX;
+        ret = d->ops->pin(d->device, t->arena.base + t->pinned_bytes, bytes);
+        if (ret == 0) t->pinned_bytes += bytes;
+    }
+    return ret;
+}
+
+static void unpin_arena(struct sw_trainer *t) {
+    for (uint64_t at = 0; at < t->pinned_bytes; at += PIN_BYTES_MAX)
+        t->ranks[0].device.ops->unpin(t->ranks[0].device.device, t->arena.base + at);
+    t->pinned_bytes = 0;
 }
 
 static int allocate_rank(struct sw_rank *r, const struct sw_byte_row *rows, int row_count) {
@@ -310,20 +345,22 @@ int sw_trainer_allocate(struct sw_trainer *t) {
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
         ret = allocate_rank(&t->ranks[i], rows, count);
     if (ret < 0) return ret;
-    return allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) -
-                                sw_placement_program_bytes(&t->placement, &t->input));
+    ret = allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) -
+                               sw_placement_program_bytes(&t->placement, &t->input));
+    return ret < 0 ? ret : pin_arena(t);
 }
 
 static void free_rank(struct sw_rank *r) {
     if (r->device_base) r->device.ops->free(r->device.device, r->device_base, r->device_bytes);
-    for (uint32_t u = 0; r->norms && u < r->t->model.unit_count; u++) free(r->norms[u].block_sums);
-    void *const blocks[] = {r->block_sums, r->norms, r->chunks, r->host_bad, r->host_loss_sums};
+    if (r->landing_pinned) r->device.ops->unpin(r->device.device, r->landing);
+    void *const blocks[] = {r->block_sums, r->norms, r->chunks, r->landing};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
 }
 
 void sw_trainer_free_memory(struct sw_trainer *t) {
     sw_trainer_close_store(t);
     sw_trainer_close_spills(t);
+    unpin_arena(t);
     sw_arena_close(&t->arena);
     for (uint32_t i = 0; t->ranks && i < t->rank_count; i++) free_rank(&t->ranks[i]);
     free(t->shard_elements);

@@ -87,6 +87,7 @@ struct sw_device_ops {
 
     int (*alloc)(struct sw_device *d, uint64_t bytes, void **out); /* 4 KiB aligned, zeroed */
     void (*free)(struct sw_device *d, void *p, uint64_t bytes);
+    uint64_t (*free_bytes)(struct sw_device *d); /* for alloc(); UINT64_MAX: the host's memory */
     /* Host memory from which, and to which, copies run behind the caller's back: until it is
      * unpinned it stays in place. Copies of other host memory may wait for the stream. Pieces do
      * not overlap, and are unpinned as they were pinned. */
@@ -226,5 +227,8 @@ struct sw_cuda_device_options {
 };
 int sw_device_cuda_open(struct sw_device_handle *out, const struct sw_cuda_device_options *options);
 int sw_device_cuda_count(void); /* devices, or -errno as above */
+/* Likewise for who can do without: 0 where there is no driver and no plugin is named, in silence;
+ * what else is missing is told, and is no error. */
+int sw_device_cuda_usable(void);
 
 #endif

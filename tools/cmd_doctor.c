@@ -22,6 +22,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/teams.h"
+#include "kernels/device.h"
 #include "nvme/nvme.h"
 #include "offload/arena.h"
 #include "offload/thread_trial.h"
@@ -347,6 +348,25 @@ static const struct sw_command command = {
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
 
+/* What --device auto takes. */
+static void check_device(struct doctor *d) {
+    d->said_count = 0;
+    const int count = sw_device_cuda_count();
+    struct sw_device_handle first;
+    const struct sw_cuda_device_options options = {.index = 0};
+    if (count > 0 && sw_device_cuda_open(&first, &options) == 0) {
+        char memory[32];
+        struct check *c =
+            add(d, "device", OK, "CUDA device%s, %d, %s free on the first", count == 1 ? "" : "s",
+                count, sw_size_print(first.ops->free_bytes(first.device), memory, sizeof(memory)));
+        because(c, first.ops->numerics(first.device), "");
+        first.ops->close(first.device);
+        return;
+    }
+    because(add(d, "device", INFO, "host: the CPU computes the model"),
+            reason(d, "CUDA", "no GPU was found"), "");
+}
+
 static int examine(const struct doctor_options *options) {
     struct doctor *d = calloc(1, sizeof(*d));
     if (!d) return SW_EXIT_FAILED;
@@ -356,7 +376,7 @@ static int examine(const struct doctor_options *options) {
     check_huge_pages(d);
     check_memlock(d);
     for (uint32_t i = 0; i < options->nvme_count; i++) check_folder(d, options->nvme[i]);
-    add(d, "device", INFO, "host only: this build has no CUDA plugin");
+    check_device(d);
     sw_log_set_sink(NULL, NULL);
     int healthy = 1;
     for (int i = 0; i < d->count; i++) healthy &= d->checks[i].state < SLOW;

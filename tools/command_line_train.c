@@ -18,7 +18,7 @@
 static const char *const orders[] = {"shuffle", "sequential", NULL};
 static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
 static const char *const decays[] = {"matrices", "all", NULL};
-static const char *const devices[] = {"host", NULL};
+static const char *const devices[] = {"auto", "host", "cuda", NULL};
 static const char *const dtypes[] = {"bf16", "fp32", NULL};
 static const char *const masters[] = {"fp32", "split", NULL};
 static const char *const moments[] = {"fp32", "8bit", NULL};
@@ -123,9 +123,8 @@ static const struct sw_option options_table[] = {
     {"rank-timeout", .section = "Ranks", REAL(rank_timeout_s, 0, 1e6), .marks = SW_MIN_OPEN,
      .fallback = "600", .help = "seconds that ranks wait for each other"},
 
-    {"device", .section = "Placement", .value = "NAME", .kind = SW_OPTION_CHOICE,
-     .choices = devices, .offset = SW_NO_FIELD, .fallback = "host",
-     .help = "what computes the model"},
+    {"device", .section = "Placement", CHOICE(devices, device), .fallback = "auto",
+     .help = "what computes the model: auto is cuda where it can be used, else host"},
     {"dtype", .section = "Placement", CHOICE(dtypes, dtype), .fallback = "bf16",
      .help = "of weights and activations"},
     {"grad-dtype", .section = "Placement", CHOICE(dtypes, grad_dtype), .fallback = "as --dtype",

@@ -111,6 +111,14 @@ static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     free(a);
 }
 
+static uint64_t cuda_free_bytes(struct sw_device *d) {
+    size_t available = 0, total;
+    if (enter(d) < 0 ||
+        sw_cuda_check(d, cudaMemGetInfo(&available, &total), "how much memory it has") < 0)
+        return 0;
+    return available;
+}
+
 /* For every device of the process. */
 static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
     const int ret = enter(d);
@@ -311,6 +319,7 @@ static void cuda_ops_fill(void) {
         .numerics = cuda_numerics,
         .alloc = cuda_alloc,
         .free = cuda_free,
+        .free_bytes = cuda_free_bytes,
         .pin = cuda_pin,
         .unpin = cuda_unpin,
         .stream_create = cuda_stream_create,

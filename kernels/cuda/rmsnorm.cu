@@ -128,13 +128,14 @@ cudaError_t backward_as(cudaStream_t s, void *dx, int add_dx, float *dw, int add
                         float *partial) {
     const uint64_t slabs = slab_count(n), columns = LANES * LOT;
     const bool wide = all_wide(dx, dy, x, w) && width % LOT == 0;
-    if (slabs) {
+    if (dw && slabs) {
         const dim3 grid((unsigned)((width + columns - 1) / columns), (unsigned)slabs);
         GPU_LAUNCH((partial_dw<T>), grid, dim3(LANES, GROUPS), 0, s, partial, dy, x, rstd, n, width,
                    wide);
     }
-    GPU_LAUNCH(whole_dw, (unsigned)((width + THREADS - 1) / THREADS), THREADS, 0, s, dw, add_dw,
-               partial, slabs, width);
+    if (dw)
+        GPU_LAUNCH(whole_dw, (unsigned)((width + THREADS - 1) / THREADS), THREADS, 0, s, dw, add_dw,
+                   partial, slabs, width);
     if (n)
         GPU_LAUNCH((backward_dx<T>), (unsigned)n, THREADS, 0, s, dx, add_dx, dy, x, w, rstd, width,
                    wide);

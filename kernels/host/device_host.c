@@ -35,6 +35,11 @@ enum { FILL = 0xFF }; /* NaN in every type: what relies on zeros shows at once *
 enum { FILL = 0 };
 #endif
 
+static uint64_t host_free_bytes(struct sw_device *d) {
+    (void)d;
+    return UINT64_MAX;
+}
+
 static uint64_t mapped_bytes(uint64_t bytes) {
     return sw_round_up(bytes ? bytes : 1, PAGE_BYTES);
 }
@@ -181,6 +186,7 @@ static void host_ops_fill(void) {
         .numerics = host_numerics,
         .alloc = host_alloc,
         .free = host_free,
+        .free_bytes = host_free_bytes,
         .pin = host_pin,
         .unpin = host_unpin,
         .stream_create = host_stream_create,

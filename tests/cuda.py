@@ -1,0 +1,134 @@
+"""Whole runs on a CUDA device: on the CPU stand-in, where streams run late and threads in any
+order. The same training as on the host device, the same bits for every placement and overlap mode.
+
+time limit: 240 s
+"""
+import json
+import os
+import re
+
+import support as t
+
+PLUGIN = os.path.join(os.path.dirname(t.SPILLWAY), "standin", "libspillway_cuda.so")
+BASE = ["--seq-len", 16, "--digest"]
+
+
+def train(out, *more, env=None, device="cuda", steps=3, rc=0, lr="1e-3", **options):
+    if not os.path.exists(PLUGIN):
+        t.skip("no CUDA toolkit here, so no stand-in was built")
+    return t.train(out, *BASE, "--steps", steps, "--lr", lr, "--device", device, "--log",
+                   out + ".jsonl", *more, rc=rc,
+                   env={"SPILLWAY_CUDA_PLUGIN": PLUGIN, **(env or {})}, **options)
+
+
+def outcome(out):
+    steps, others = t.read_log(out + ".jsonl")
+    digests = [o for o in others if o.get("event") == "digest"]
+    return ([(s["loss"], s["grad_norm"]) for s in steps], digests[-1],
+            {n: x.data for n, x in t.read_model(out)[1].items()})
+
+
+def losses_of(out, *more, device, steps):
+    run = train(out, *more, device=device, steps=steps, lr="1e-4")
+    t.check(re.search(rf"^numerics key: .* operators={device} ", run.stdout, re.M), "the key", run)
+    return [s["loss"] for s in t.read_log(out + ".jsonl")[0]]
+
+
+@t.test
+def losses_are_those_of_the_host_device():
+    """20 steps. In FP32 only the order of sums differs. In BF16 both devices round, each for
+    itself: the GPU's losses must be as near to FP32's as the host's, within a factor of two in the
+    root mean square, which twenty independent errors of one spread pass by less than once in
+    1,000."""
+    with t.folder() as tmp:
+        exact = losses_of(f"{tmp}/host", "--dtype", "fp32", device="host", steps=20)
+        same = losses_of(f"{tmp}/cuda", "--dtype", "fp32", device="cuda", steps=20)
+        worst = max(abs(a - b) for a, b in zip(exact, same))
+        print(f"# fp32: losses of 20 steps differ by {worst:.2g} at most", flush=True)
+        t.check(worst <= 1e-4, f"fp32: {worst}")
+        errors = []
+        for device in ("host", "cuda"):
+            losses = losses_of(f"{tmp}/{device}-bf16", device=device, steps=20)
+            errors.append((sum((a - b) ** 2 for a, b in zip(exact, losses)) / 20) ** 0.5)
+        print(f"# bf16: off by {errors[0]:.2g} on the host, {errors[1]:.2g} here", flush=True)
+        t.check(errors[1] <= 2 * errors[0], f"bf16: {errors}")
+
+
+@t.test
+def no_placement_overlap_or_order_of_threads_changes_a_bit():
+    nvme = [w for name in ("params", "optimizer", "gradients", "activations")
+            for w in ("--" + name, "nvme")]
+    with t.folder() as tmp:
+        for common, variants in (
+                ([], [["--overlap", "none"], ["--optimizer", "device"], [*nvme, "--chunk", 50000],
+                      ["--params", "host", "--activations", "host", "--checkpoint-every", 2,
+                       "--gradients", "device"]]),
+                (["--clip", 0, "--accumulate", 2], [["--overlap", "none"], ["--params", "host"],
+                                                    ["--optimizer", "host:50%,nvme"]])):
+            want = None
+            for i, more in enumerate([[], *variants]):
+                out = f"{tmp}/{len(common)}{i}"
+                run = train(out, *common, *more)
+                want = want or outcome(out)
+                t.check(outcome(out) == want, f"{common} {more}", run)
+        for i, env in enumerate(({"STANDIN_SCHED": "rev"}, {"STANDIN_SCHED": "rand:3"},
+                                 {"STANDIN_STREAMS": "sync"}, {"STANDIN_STREAMS": "late:7"})):
+            out = f"{tmp}/{i}"
+            run = train(out, "--clip", 0, "--accumulate", 2, env=env)
+            t.check(outcome(out) == want, f"{env}", run)
+
+
+@t.test
+def frozen_tensors_evaluation_and_resume():
+    with t.folder() as tmp:
+        more = ["--freeze", "model.layers.[01].*,*norm.weight,model.embed_tokens.*,*up_proj*",
+                "--optimizer", "nvme",
+                "--schedule", "constant", "--warmup", 0]
+        train(f"{tmp}/want", *more, steps=4)
+        train(f"{tmp}/out", *more, "--keep-store", steps=2)
+        run = train(f"{tmp}/out", *more, "--resume", steps=4)
+        t.contains(run.stdout, "going on after step 2", "resume", run)
+        t.check(outcome(f"{tmp}/out")[1:] == outcome(f"{tmp}/want")[1:], "after a resume", run)
+        t.write_tokens(f"{tmp}/val", t.read_tokens(t.SHAKESPEARE + "/val.bin")[:80])
+        evals = []
+        for device in ("host", "cuda"):
+            out = f"{tmp}/eval-{device}"
+            train(out, "--val", f"{tmp}/val", "--dtype", "fp32", device=device, steps=1)
+            evals.append([o["val_loss"] for o in t.read_log(out + ".jsonl")[1]
+                          if o.get("event") == "eval"][-1])
+        t.close(evals[1], evals[0], 1e-4, "loss of an evaluation")
+
+
+@t.test
+def a_plugin_that_is_not_there_or_of_another_version():
+    with t.folder() as tmp:
+        run = train(f"{tmp}/a", env={"SPILLWAY_CUDA_PLUGIN": tmp + "/none.so"}, rc=1)
+        t.contains(run.stderr, "CUDA needs a plugin that cannot be loaded", "error", run)
+        mpi = os.path.join(os.path.dirname(t.SPILLWAY), "libspillway_mpi.so")
+        if os.path.exists(mpi):
+            run = train(f"{tmp}/b", env={"SPILLWAY_CUDA_PLUGIN": mpi}, rc=1)
+            t.contains(run.stderr, "none of this version", "error", run)
+        run = train(f"{tmp}/c", env={"SPILLWAY_CUDA_PLUGIN": tmp + "/none.so"}, device="auto",
+                    steps=1)
+        t.contains(run.stdout, "operators=host", "auto goes on with the host", run)
+        t.contains(run.stderr, "cannot be loaded", "and says why", run)
+        run = train(f"{tmp}/d", device="auto", steps=1)
+        t.contains(run.stdout, "operators=cuda", "auto takes what is there", run)
+        run = train(f"{tmp}/e", "--ranks", 2, rc=1)
+        t.contains(run.stderr, "NCCL", "error", run)
+        t.check(not os.path.exists(f"{tmp}/e"), "something was made", run)
+
+
+@t.test
+def the_doctor_names_the_device():
+    for plugin, state, part in ((PLUGIN, "ok", "CUDA device"), ("/none.so", "info", "host")):
+        if plugin == PLUGIN and not os.path.exists(PLUGIN):
+            continue
+        run = t.spillway("doctor", "--json", env={"SPILLWAY_CUDA_PLUGIN": plugin})
+        check = [c for c in json.loads(run.stdout)["checks"] if c["name"] == "device"][0]
+        t.equal(check["state"], state, "state", run)
+        t.contains(check["found"], part, "found", run)
+
+
+if __name__ == "__main__":
+    t.main()
