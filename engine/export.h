@@ -24,7 +24,7 @@ void sw_export_name(int part, const char *tensor, char name[SW_EXPORT_NAME_MAX])
 struct sw_export_options {
     const char *model, *from, *to;
     const char *nvme[SW_NVME_FOLDERS_MAX];
-    uint32_t nvme_count;     /* 0: the store lies in `from` */
+    uint32_t nvme_count;     /* 0: the store, of all processes, lies in `from` */
     uint64_t file_bytes_max; /* of tensors in one file, where it has several */
 };
 
@@ -43,7 +43,8 @@ struct sw_export_report {
 };
 
 /* Exports the last commit of a store that no run has open; the store is locked meanwhile and only
- * read. `to` is not there or empty. 0, 1: stopped, or -errno, reported. */
+ * read. `to` is not there or empty. 0, and then the report is filled in; 1: stopped; or -errno,
+ * reported. */
 int sw_export(const struct sw_export_options *options, const struct sw_export_hooks *hooks,
               struct sw_export_report *report);
 

@@ -19,6 +19,7 @@
 #include "engine/identity.h"
 #include "engine/import.h"
 #include "engine/llama.h"
+#include "engine/process_name.h"
 #include "engine/throttle.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
@@ -371,8 +372,9 @@ int sw_trainer_end_serving(struct sw_trainer *t, int ret);
 int sw_trainer_fetch_remote(struct sw_trainer *t, uint32_t rank, uint32_t unit, uint64_t first,
                             uint64_t end, void *out);
 int sw_trainer_record_remote(struct sw_trainer *t, uint32_t rank, uint32_t chunk, void *record);
-/* NAME of the first process, NAME-pN of another: stores may lie in one folder. */
-const char *sw_trainer_name(const struct sw_trainer *t, const char *name, char out[64]);
+/* What this process's store of that name is called (process_name.h). */
+const char *sw_trainer_name(const struct sw_trainer *t, const char *name,
+                            char out[SW_PROCESS_NAME_BYTES]);
 
 /* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. 1: a
  * stop was asked for meanwhile. */

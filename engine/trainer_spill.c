@@ -71,7 +71,7 @@ static int open_files(struct sw_trainer *t, enum spill spill, uint32_t records) 
         s->record_of[i] = record++;
     }
     uint32_t folder_count;
-    char name[64];
+    char name[SW_PROCESS_NAME_BYTES];
     const struct sw_nvme_options options = {
         .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
@@ -132,7 +132,7 @@ void sw_trainer_close_spills(struct sw_trainer *t) {
 
 void sw_trainer_drop_scratch(const struct sw_trainer *t) {
     uint32_t count;
-    char name[64];
+    char name[SW_PROCESS_NAME_BYTES];
     const char *const *folders = sw_trainer_folders(t, &count);
     for (int spill = 0; spill < SPILL_COUNT; spill++)
         if (!t->spills[spill].store)

@@ -62,7 +62,7 @@ static int open_files(struct sw_trainer *t) {
     if (!bytes) return -ENOMEM;
     for (uint32_t i = 0; i < count; i++) bytes[i] = p->chunks[i / t->rank_count].record_bytes;
     uint32_t folder_count;
-    char name[64];
+    char name[SW_PROCESS_NAME_BYTES];
     const struct sw_nvme_options options = {
         .folders = sw_trainer_folders(t, &folder_count),
         .folder_count = folder_count,
@@ -114,7 +114,7 @@ int sw_trainer_open_store(struct sw_trainer *t) {
 }
 
 int sw_trainer_begin_store(struct sw_trainer *t) {
-    char name[64];
+    char name[SW_PROCESS_NAME_BYTES];
     int ret = 0;
     if (t->input.homes == 0) return 0;
     t->store_begun = 1;
@@ -149,7 +149,7 @@ void sw_trainer_close_store(struct sw_trainer *t) {
 
 static void remove_store(const struct sw_trainer *t) {
     uint32_t count;
-    char name[64];
+    char name[SW_PROCESS_NAME_BYTES];
     const char *const *folders = sw_trainer_folders(t, &count);
     const char *own = sw_trainer_name(t, SW_STORE_NAME, name);
     if (t->store || sw_nvme_remove(folders, count, own) == 0)
@@ -326,7 +326,7 @@ static int meet_commits(struct sw_trainer *t, const char *name, int *found) {
 
 int sw_trainer_find_commit(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    char buffer[64];
+    char buffer[SW_PROCESS_NAME_BYTES];
     const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
     t->committed_step = SW_NO_COMMIT;
     struct sw_commit *commit = &t->resumed;

@@ -86,10 +86,9 @@ int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint6
     return ret;
 }
 
-const char *sw_trainer_name(const struct sw_trainer *t, const char *name, char out[64]) {
-    if (t->first_rank == 0) return name;
-    snprintf(out, 64, "%s-p%u", name, sw_world_index(t->world));
-    return out;
+const char *sw_trainer_name(const struct sw_trainer *t, const char *name,
+                            char out[SW_PROCESS_NAME_BYTES]) {
+    return sw_process_name(name, sw_world_index(t->world), out);
 }
 
 /* ---- what the first process fetches from the others ---- */

@@ -113,9 +113,9 @@ static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *
     return whole;
 }
 
-/* Both places of an open file; the size of a place follows from either header, the file's length
- * from the one that made it. */
-static int read_newest(int fd, struct sw_commit *commit) {
+/* The newest of both places of an open file, of a step up to this one; the size of a place follows
+ * from either header, the file's length from the one that made it. */
+static int read_newest(int fd, uint64_t step_max, struct sw_commit *commit) {
     struct stat st;
     if (fstat(fd, &st)) return -errno;
     const uint64_t half = (uint64_t)st.st_size / 2;
@@ -128,7 +128,7 @@ static int read_newest(int fd, struct sw_commit *commit) {
             return ret;
         }
         if (!ret) continue;
-        if (found && one.number < commit->number) {
+        if (one.step > step_max || (found && one.number < commit->number)) {
             free(one.entries);
             continue;
         }
@@ -140,11 +140,16 @@ static int read_newest(int fd, struct sw_commit *commit) {
 }
 
 int sw_commit_read(const char *folder, const char *name, struct sw_commit *commit) {
+    return sw_commit_read_until(folder, name, UINT64_MAX, commit);
+}
+
+int sw_commit_read_until(const char *folder, const char *name, uint64_t step_max,
+                         struct sw_commit *commit) {
     assert(folder && name && commit);
     char *path;
     if (asprintf(&path, "%s/%s.commit", folder, name) < 0) return -ENOMEM;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int ret = fd < 0 ? -errno : read_newest(fd, commit);
+    int ret = fd < 0 ? -errno : read_newest(fd, step_max, commit);
     if (fd >= 0) close(fd);
     if (ret == -ENOENT) ret = 0;
     if (ret < 0) sw_error("store: cannot read '%s': %s", path, strerror(-ret));
@@ -202,7 +207,7 @@ int sw_journal_open(struct sw_journal **out, const char *folder, const char *nam
     }
     struct sw_commit last;
     if (ret == 0 && !fresh) {
-        ret = read_newest(j->fd, &last);
+        ret = read_newest(j->fd, UINT64_MAX, &last);
         if (ret == 1) {
             j->last = last.number;
             free(last.entries);

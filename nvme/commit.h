@@ -52,8 +52,13 @@ int sw_journal_append(struct sw_journal *journal, struct sw_commit *commit);
  * one, and the caller frees commit->entries; 0: none (no file, or no whole record). */
 int sw_commit_read(const char *folder, const char *name, struct sw_commit *commit);
 
-/* Drops the records of steps after `step`, durably: where several stores are committed together,
- * one may be a commit ahead of the others. The record of `step` is the one before it, untouched. */
+/* The same of the records of steps up to `step_max`: where several stores are committed together,
+ * one may be a commit ahead of the others. */
+int sw_commit_read_until(const char *folder, const char *name, uint64_t step_max,
+                         struct sw_commit *commit);
+
+/* Drops the records of steps after `step`, durably. The record of `step` is the one before them,
+ * untouched. */
 int sw_commit_rewind(const char *folder, const char *name, uint64_t step);
 
 /* Removes FOLDER/NAME.commit; fine when it is absent. */

@@ -3,6 +3,7 @@ one model, one log, and an end for all when one of them ends.
 
 time limit: 300 s
 """
+import fcntl
 import os
 import re
 import shutil
@@ -152,6 +153,136 @@ def all_go_back_to_the_last_commit_that_all_have():
             t.equal(digest(last), want, f"{victim}: other bits", last)
 
 
+def export(store, to, *more, rc=0):
+    return t.spillway("export", "--model", t.MODEL, "--from", store, "--to", to, *more, rc=rc)
+
+
+def files(folder):
+    found = {}
+    for name in os.listdir(folder):
+        with open(f"{folder}/{name}", "rb") as file:
+            found[name] = file.read()
+    return found
+
+
+def of_its_own(tmp, name, *more):
+    """A program for launch(): each process with options of its own, where R is its number."""
+    path = os.path.join(t.ROOT, tmp, name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f'#!/bin/sh\nR=$OMPI_COMM_WORLD_RANK\nexec {t.SPILLWAY} "$@" '
+                   f'{" ".join(more)}\n')
+    os.chmod(path, 0o755)
+    return path
+
+
+@t.test
+def stores_of_processes_are_exported_as_that_of_one():
+    """Byte for byte: in one folder, in several of it, and with folders of each process alone."""
+    with t.folder() as tmp:
+        keep = ["--keep-store", "--optimizer", "nvme"]
+        for i, more in enumerate(([], ["--master", "split", "--moments", "8bit", "--chunk", 33333])):
+            one = f"{tmp}/{i}-one"
+            alone(one, "--ranks", 4, *keep, *more)
+            export(one, one + "-files")
+            want = files(one + "-files")
+            for processes in (2, 4):
+                out = f"{tmp}/{i}-{processes}"
+                job(processes, out, "--ranks", 4 // processes, *keep, *more)
+                told = export(out, out + "-files")
+                t.contains(told.stdout, f"exported step {STEPS}", "what it says", told)
+                t.check(files(out + "-files") == want, f"{processes} processes: other files", told)
+        # The layout knows in how many folders a store lies, so it is another run.
+        places = [f"{tmp}/{n}" for n in ("a", "b", "p0a", "p0b", "p1a", "p1b")]
+        for place in places:
+            os.mkdir(place)
+        alone(tmp + "/two", "--ranks", 4, *keep, "--nvme", ",".join(places[:2]))
+        export(tmp + "/two", tmp + "/two-files", "--nvme", ",".join(places[:2]))
+        want = files(tmp + "/two-files")
+        job(2, tmp + "/shared", "--ranks", 2, *keep, "--restart", "--nvme", ",".join(places[:2]))
+        export(tmp + "/shared", tmp + "/shared-files", "--nvme", ",".join(places[:2]))
+        t.check(files(tmp + "/shared-files") == want, "two folders for all: other files")
+        program = of_its_own(tmp, "own", "--nvme", f"{tmp}/p${{R}}a,{tmp}/p${{R}}b")
+        job(2, tmp + "/own-out", "--ranks", 2, *keep, program=program)
+        for number, order in enumerate((places[2:], places[4:] + places[2:4])):
+            to = f"{tmp}/own-{number}"
+            export(tmp + "/own-out", to, "--nvme", ",".join(order))
+            t.check(files(to) == want, f"two folders for each, {number}: other files")
+
+
+@t.test
+def a_store_ahead_of_the_others_goes_back():
+    """What a crash between two records of a commit leaves is exported at the step that all have, as
+    it would be resumed there."""
+    with t.folder() as tmp:
+        alone(tmp + "/one", "--ranks", 2, "--optimizer", "nvme", "--keep-store", "--schedule",
+              "constant", "--warmup", 0, steps=2)
+        export(tmp + "/one", tmp + "/want")
+        for victim in ("optimizer.commit", "optimizer-p1.commit"):
+            out = f"{tmp}/{victim}"
+            dead = job(2, out, "--optimizer", "nvme", "--rank-timeout", 10, "--schedule",
+                       "constant", "--warmup", 0, steps=8, rc=None,
+                       env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:late"})
+            t.check(dead.rc != 0, "a killed process is a success", dead)
+            before = files(out)
+            told = export(out, out + "-files")
+            t.contains(told.stdout, "exported step 2", victim, told)
+            t.check(files(out + "-files") == files(tmp + "/want"), f"{victim}: other files", told)
+            t.check(files(out) == before, "the export changed the stores")
+
+
+@t.test
+def parts_that_do_not_belong_together_are_refused_by_name():
+    with t.folder() as tmp:
+        keep = ["--keep-store", "--optimizer", "nvme"]
+        out, part, to = f"{tmp}/out", f"{tmp}/part", f"{tmp}/to"
+
+        def refused(what, *texts, more=(), store=out):
+            run = export(store, to, *more, rc=1)
+            for text in texts:
+                t.contains(run.stderr, text, what, run)
+            t.check(not os.path.exists(to), f"{what}: a folder was left", run)
+
+        def replaced(what, source, *texts):
+            """The part of process 1 is that of another run."""
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(out, part)
+            for name in ("optimizer-p1.commit", "optimizer-p1.0.state"):
+                shutil.copy2(f"{source}/{name}", f"{part}/{name}")
+            refused(what, *texts, store=part)
+
+        job(2, out, "--ranks", 2, *keep)
+        job(2, f"{tmp}/short", "--ranks", 2, *keep, "--schedule", "constant", steps=1)
+        replaced("another step", f"{tmp}/short", f"process 0 in {part} at step {STEPS}",
+                 f"process 1 in {part} at step 1", "no step in common")
+        job(2, f"{tmp}/seed", "--ranks", 2, *keep, "--seed", 3)
+        replaced("another run", f"{tmp}/seed", f"process 1 in {part} belongs to another run",
+                 "its rows is 'order shuffle, seed 3' and not 'order shuffle, seed 0'")
+        job(4, f"{tmp}/four", *keep)
+        replaced("other processes", f"{tmp}/four", f"process 1 in {part} belongs to another run",
+                 "chunks and not")
+        os.mkdir(f"{tmp}/empty")
+        refused("too many folders", "lies in 1 folder for each of its 2 processes and 3 are given",
+                more=["--nvme", f"{out},{tmp}/empty,{part}"])
+        refused("twice", f"{out} and {tmp}/seed both have a store of process",
+                more=["--nvme", f"{out},{tmp}/seed"])
+        with open(f"{out}/optimizer-p1.0.state", "rb") as store:
+            fcntl.flock(store, fcntl.LOCK_EX)
+            refused("in use", f"in use by process {os.getpid()}", "optimizer-p1")
+        os.unlink(f"{out}/optimizer-p1.commit")
+        refused("process 1 missing", "each of the run's 2 processes has a part",
+                "process 1 is missing", f"no optimizer-p1.commit lies in {out}")
+        refused("process 0 missing", f"{tmp}/only has the store of process 1", "process 0",
+                more=["--nvme", only(tmp)])
+
+
+def only(tmp):
+    """A folder with the store of process 1 alone."""
+    os.mkdir(f"{tmp}/only")
+    for name in ("optimizer-p1.commit", "optimizer-p1.0.state"):
+        shutil.copy2(f"{tmp}/seed/{name}", f"{tmp}/only/{name}")
+    return f"{tmp}/only"
+
+
 @t.test
 def a_signal_stops_all_at_the_same_step():
     """mpirun passes it on; but it may come to one process alone, or late."""
@@ -208,11 +339,7 @@ def one_that_dies_or_stalls_ends_the_job():
 def what_was_asked_for_must_agree():
     """Each process has its own command line: here by a script that adds to one of them."""
     with t.folder() as tmp:
-        script = os.path.join(t.ROOT, tmp, "one-differs")
-        with open(script, "w", encoding="utf-8") as file:
-            file.write('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" $MORE\n'
-                       f'exec {t.SPILLWAY} "$@"\n')
-        os.chmod(script, 0o755)
+        script = of_its_own(tmp, "one-differs", '$([ "$R" = 1 ] && echo $MORE)')
         for more, part in (("--clip 2", "--clip"), ("--seed 3", "rows"),
                            ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks")):
             run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)

@@ -30,7 +30,8 @@ static const struct sw_option options_table[] = {
     {.name = "nvme",
      .value = "DIR[,DIR...]",
      .section = "Options",
-     .help = "the run's --nvme: all folders of its store, in their order",
+     .help = "the run's --nvme: all folders of its store, in their order; of several processes "
+             "those of one after the other, or one place for all",
      .fallback = "the folder of --from",
      .kind = SW_OPTION_LIST,
      FIELD(nvme),
