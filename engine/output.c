@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/companions.h"
+#include "engine/process_name.h"
 #include "nvme/nvme.h"
 
 /* What runs leave in their folder beside the model's companions; --restart removes both and refuses
@@ -72,6 +73,18 @@ static int is_named(const char *name, const char *path, const char *dir) {
     return own && strcmp(own, name) == 0;
 }
 
+/* Whether it is a trace of this name, of any process; partial: one that is being written. */
+static int is_trace(const char *name, const char *trace, const char *dir, int partial) {
+    static const char end[] = ".partial";
+    char whole[NAME_MAX + 1];
+    const char *own = name_in(trace, dir);
+    const size_t length = strlen(name), end_length = partial ? sizeof(end) - 1 : 0;
+    if (!own || length < end_length || strcmp(name + length - end_length, partial ? end : "") != 0)
+        return 0;
+    snprintf(whole, sizeof(whole), "%.*s", (int)(length - end_length), name);
+    return sw_process_is_named(whole, own);
+}
+
 /* The first entry of a folder, or the first one that is not a run's, its log or trace. 1 found. */
 static int find_entry(const char *dir, int foreign, const char *log, const char *trace, char *name,
                       size_t name_size) {
@@ -81,7 +94,7 @@ static int find_entry(const char *dir, int foreign, const char *log, const char 
     for (struct dirent *e; !found && (e = readdir(d));) {
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
         if (foreign && (is_ours(e->d_name) || is_named(e->d_name, log, dir) ||
-                        is_named(e->d_name, trace, dir)))
+                        is_trace(e->d_name, trace, dir, 0)))
             continue;
         snprintf(name, name_size, "%s", e->d_name);
         found = 1;
@@ -289,11 +302,10 @@ int sw_output_empty(const char *out, const char *log, const char *trace) {
     DIR *d = opendir(out);
     int ret = d ? 0 : -errno;
     for (struct dirent *e; ret == 0 && (e = readdir(d));) {
-        char path[PATH_MAX], partial[PATH_MAX];
+        char path[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
-        snprintf(partial, sizeof(partial), "%s.partial", trace ? trace : "");
         if (is_of_a_store(e->d_name) || is_named(e->d_name, log, out) ||
-            is_named(e->d_name, trace ? partial : NULL, out))
+            is_trace(e->d_name, trace, out, 1))
             continue; /* of the run that begins */
         if (snprintf(path, sizeof(path), "%s/%s", out, e->d_name) >= (int)sizeof(path))
             ret = -ENAMETOOLONG;

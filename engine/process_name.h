@@ -11,4 +11,10 @@ enum { SW_PROCESS_NAME_BYTES = 64 };
 /* Of a store. Returns `name` or `out`. */
 const char *sw_process_name(const char *name, uint32_t process, char out[SW_PROCESS_NAME_BYTES]);
 
+/* Of a file: "a/b.json" becomes "a/b-p2.json". 0, or -ENAMETOOLONG, not reported. */
+int sw_process_path(const char *path, uint32_t process, char *out, size_t out_size);
+
+/* Whether a file's name, without folders, is `name` or what another process makes of it. */
+int sw_process_is_named(const char *file, const char *name);
+
 #endif

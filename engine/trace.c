@@ -47,7 +47,8 @@ struct buffer {
 };
 
 struct sw_trace {
-    _Atomic uint64_t first_ns; /* of the first event: times start there */
+    uint32_t process, first_rank;
+    _Atomic uint64_t first_ns; /* times start there */
     struct buffer buffers[BUFFERS];
     /* The writer's alone, from its start to its end. */
     int fd, error;
@@ -98,7 +99,7 @@ static char *put_us(char *at, int64_t ns) {
     return at;
 }
 
-/* Device lanes of other ranks than the first have the rank's number behind their name. */
+/* Device lanes of other ranks than the run's first have the rank's number behind their name. */
 static char *put_lane(char *at, enum sw_lane lane, uint32_t rank) {
     at = put(at, sw_lane_name(lane));
     if (rank == 0 || !sw_lane_on_device(lane)) return at;
@@ -106,7 +107,16 @@ static char *put_lane(char *at, enum sw_lane lane, uint32_t rank) {
     return put_number(at, rank);
 }
 
-static char *put_task(char *at, const struct record *r, uint64_t first_ns) {
+/* The process, and the thread that stands for a lane. */
+static char *put_thread(char *at, const struct sw_trace *trace, enum sw_lane lane, uint32_t rank) {
+    at = put(at, "\"pid\":");
+    at = put_number(at, trace->process);
+    at = put(at, ",\"tid\":");
+    return put_number(at, (sw_lane_on_device(lane) ? rank : 0) * SW_LANE_COUNT + lane);
+}
+
+static char *put_task(char *at, const struct sw_trace *trace, const struct record *r,
+                      uint64_t first_ns) {
     at = put(at, ",\n{\"ph\":\"X\",\"name\":\"");
     at = put(at, sw_task_name((enum sw_task_kind)r->kind));
     if (r->unit) {
@@ -114,9 +124,8 @@ static char *put_task(char *at, const struct record *r, uint64_t first_ns) {
         at = put_name(at, r->unit);
     }
     if (r->type == RECORD_EVAL_TASK) at = put(at, "\",\"cat\":\"eval");
-    at = put(at, "\",\"pid\":0,\"tid\":");
-    const uint64_t own = sw_lane_on_device((enum sw_lane)r->lane) ? r->rank : 0;
-    at = put_number(at, own * SW_LANE_COUNT + r->lane);
+    at = put(at, "\",");
+    at = put_thread(at, trace, (enum sw_lane)r->lane, r->rank);
     at = put(at, ",\"ts\":");
     at = put_us(at, (int64_t)(r->start_ns - first_ns));
     at = put(at, ",\"dur\":");
@@ -136,10 +145,13 @@ static char *put_task(char *at, const struct record *r, uint64_t first_ns) {
     return put(at, "}}");
 }
 
-static char *put_memory(char *at, const struct record *r, uint64_t first_ns) {
+static char *put_memory(char *at, const struct sw_trace *trace, const struct record *r,
+                        uint64_t first_ns) {
     at = put(at, ",\n{\"ph\":\"C\",\"name\":\"memory ");
     at = put(at, sw_tier_name((enum sw_tier)r->lane));
-    at = put(at, "\",\"pid\":0,\"ts\":");
+    at = put(at, "\",\"pid\":");
+    at = put_number(at, trace->process);
+    at = put(at, ",\"ts\":");
     at = put_us(at, (int64_t)(r->start_ns - first_ns));
     at = put(at, ",\"args\":{\"used\":");
     at = put_number(at, r->bytes);
@@ -148,11 +160,12 @@ static char *put_memory(char *at, const struct record *r, uint64_t first_ns) {
     return put(at, "}}");
 }
 
-static char *put_peak(char *at, const struct record *r) {
-    at = put(at, ",\n{\"ph\":\"M\",\"name\":\"peak_bandwidth\",\"pid\":0,\"tid\":");
-    at = put_number(at, r->lane);
+/* Of a device lane that of the process's first rank. */
+static char *put_peak(char *at, const struct sw_trace *trace, const struct record *r) {
+    at = put(at, ",\n{\"ph\":\"M\",\"name\":\"peak_bandwidth\",");
+    at = put_thread(at, trace, (enum sw_lane)r->lane, trace->first_rank);
     at = put(at, ",\"args\":{\"lane\":\"");
-    at = put(at, sw_lane_name((enum sw_lane)r->lane));
+    at = put_lane(at, (enum sw_lane)r->lane, trace->first_rank);
     at = put(at, "\",\"bytes_per_s\":");
     at = put_number(at, r->bytes);
     return put(at, "}}");
@@ -186,11 +199,11 @@ static void write_record(struct sw_trace *trace, const struct record *r) {
     char *const from = trace->text + trace->text_used;
     char *to = from;
     if (r->type <= RECORD_EVAL_TASK)
-        to = put_task(from, r, first_ns);
+        to = put_task(from, trace, r, first_ns);
     else if (r->type == RECORD_MEMORY)
-        to = put_memory(from, r, first_ns);
+        to = put_memory(from, trace, r, first_ns);
     else
-        to = put_peak(from, r);
+        to = put_peak(from, trace, r);
     assert(to - from <= LINE_BYTES_MAX);
     trace->text_used += (uint32_t)(to - from);
 }
@@ -260,6 +273,10 @@ static void begin_at(struct sw_trace *trace, uint64_t ns) {
         atomic_compare_exchange_strong(&trace->first_ns, &none, ns);
 }
 
+void sw_trace_begin(struct sw_trace *trace, uint64_t at_ns) {
+    if (trace) begin_at(trace, at_ns);
+}
+
 void sw_trace_add(struct sw_trace *trace, const struct sw_trace_event *e) {
     if (!trace) return;
     begin_at(trace, e->start_ns);
@@ -301,12 +318,13 @@ static void begin_text(struct sw_trace *trace, uint32_t ranks) {
     char *at = put(trace->text, "{\"schema\":1,\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (uint32_t i = 0; i < ranks * SW_LANE_COUNT; i++) {
         const enum sw_lane lane = (enum sw_lane)(i % SW_LANE_COUNT);
+        const uint32_t rank = trace->first_rank + i / SW_LANE_COUNT;
         if (i >= SW_LANE_COUNT && !sw_lane_on_device(lane)) continue;
         if (i) at = put(at, ",\n");
-        at = put(at, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":0,\"tid\":");
-        at = put_number(at, i);
+        at = put(at, "{\"ph\":\"M\",\"name\":\"thread_name\",");
+        at = put_thread(at, trace, lane, rank);
         at = put(at, ",\"args\":{\"name\":\"");
-        at = put_lane(at, lane, i / SW_LANE_COUNT);
+        at = put_lane(at, lane, rank);
         at = put(at, "\"}}");
     }
     trace->text_used = (uint32_t)(at - trace->text);
@@ -335,12 +353,14 @@ static void destroy(struct sw_trace *trace) {
     free(trace);
 }
 
-int sw_trace_open(struct sw_trace **out, const char *path, uint32_t ranks) {
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks) {
     *out = NULL;
     if (!path) return 0;
     struct sw_trace *trace = malloc(sizeof(*trace));
     if (!trace) return -ENOMEM;
     memset(trace, 0, sizeof(*trace)); /* the pages are there before the first step */
+    trace->process = process;
+    trace->first_rank = process * ranks; /* as many in each */
     init_locks(trace);
     const int n = snprintf(trace->partial, sizeof(trace->partial), "%s.partial", path);
     snprintf(trace->path, sizeof(trace->path), "%s", path);

@@ -5,7 +5,8 @@
  * the records into text, several times a second. Where it cannot keep up, adding waits: nothing is
  * lost, and nothing is allocated after open. The file is a whole JSON object after each round, so
  * that a killed run leaves a readable PATH.partial, or one whose end is missing; it gets its name
- * when it is closed. Times start at the first event added, those before it are negative.
+ * when it is closed. Times start where sw_trace_begin() says, or at the first event added; those
+ * before are negative.
  *
  *     {"schema":1,"displayTimeUnit":"ms","traceEvents":[
  *      {"ph":"M","name":"thread_name","pid":0,"tid":0,"args":{"name":"compute"}},
@@ -15,7 +16,8 @@
  *      {"ph":"X","name":"read layer.1","pid":0,"tid":5,"ts":1.250,"dur":40.125,
  *       "args":{"lane":"nvme_read","unit":"layer.1","micro":0,"bytes":12288,"rank":0,"step":3}}]}
  *
- * ts and dur are microseconds. A task of an evaluation has "cat":"eval". Threads: any may add. */
+ * ts and dur are microseconds. A task of an evaluation has "cat":"eval". Of several processes each
+ * has a file of its own, and pid is its number. Threads: any may add. */
 #ifndef ENGINE_TRACE_H
 #define ENGINE_TRACE_H
 #include <stdint.h>
@@ -23,18 +25,20 @@
 
 struct sw_trace; /* NULL is a trace that goes nowhere, everywhere */
 
-/* For so many ranks, of which each has its own device lanes. path NULL: *out = NULL. 0 or -errno,
- * reported. */
-int sw_trace_open(struct sw_trace **out, const char *path, uint32_t ranks);
+/* Of the run's process with this number, for so many ranks, of which each has its own device lanes.
+ * path NULL: *out = NULL. 0 or -errno, reported. */
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks);
+/* Times start here, unless an event was added before. */
+void sw_trace_begin(struct sw_trace *trace, uint64_t at_ns);
 /* Call it when nobody adds any more. 0 or -errno of any write since open, reported. */
 int sw_trace_close(struct sw_trace *trace);
 
 struct sw_trace_event {
     enum sw_task_kind kind;
     enum sw_lane lane;
-    const char *unit; /* stays the caller's, until close; NULL: of no unit */
-    uint32_t micro, rank;
-    int eval; /* of an evaluation: belongs to no step's time */
+    const char *unit;     /* stays the caller's, until close; NULL: of no unit */
+    uint32_t micro, rank; /* rank: of the run's */
+    int eval;             /* of an evaluation: belongs to no step's time */
     uint64_t step, bytes, start_ns, end_ns;
 };
 void sw_trace_add(struct sw_trace *trace, const struct sw_trace_event *event);

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "engine/output.h"
@@ -231,7 +232,9 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     t->out_held = -1;
     int ret = sw_trainer_open_world(t);
     if (ret == 0) ret = sw_trainer_find_commit(t);
-    if (ret == 0 && t->first_rank == 0) ret = check_outputs(t);
+    if (ret == 0)
+        ret = t->first_rank == 0 ? check_outputs(t)
+                                 : sw_output_check_kind("--trace", t->options.trace, 1);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {
@@ -326,11 +329,14 @@ static int start(struct sw_trainer *t) {
     if (ret == 0) ret = sw_trainer_end_import(t);
     if (ret == 0) announce_team(t);
     if (ret == 0) announce_ranks(t);
-    if (ret == 0 && first) ret = sw_trace_open(&t->trace, o->trace, t->rank_count);
+    if (ret == 0) ret = sw_trace_open(&t->trace, o->trace, sw_world_index(t->world), t->rank_count);
     if (ret == 0) sw_trace_machine(t->trace, o);
     if (ret == 0) ret = open_group(t);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && first && sw_starts_anew(t)) ret = sw_output_empty(o->out, o->log, o->trace);
+    /* All processes' traces start at one moment, whatever their clocks say. */
+    if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, NULL, NULL, 0);
+    if (ret == 0 && t->world) sw_trace_begin(t->trace, sw_now_ns());
     return ret;
 }
 

@@ -78,8 +78,8 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
 /* NULL is fine. 0, or the error that a run of several processes ended with in another one. */
 int sw_trainer_close(struct sw_trainer *t);
 
-/* Whether this is the first of the run's processes: it alone writes models, log and trace, and has
- * its hooks called. After open. */
+/* Whether this is the first of the run's processes: it alone writes models and log, and has its
+ * hooks called. After open. */
 int sw_trainer_is_first(const struct sw_trainer *t);
 
 /* After open: the options with every default resolved, and the byte table. */

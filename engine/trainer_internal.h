@@ -10,6 +10,7 @@
 #ifndef ENGINE_TRAINER_INTERNAL_H
 #define ENGINE_TRAINER_INTERNAL_H
 #include <assert.h>
+#include <limits.h>
 #include "base/size.h"
 #include "cpu_adam/adam.h"
 #include "engine/drives.h"
@@ -212,6 +213,7 @@ struct sw_trainer {
     struct sw_executor *executor;
     struct sw_throttle throttle; /* between executor and lanes, when a rate is set */
     struct sw_trace *trace;      /* NULL: none */
+    char trace_path[PATH_MAX];   /* of another process than the first */
 
     struct step_record records[STEP_RECORDS];
     uint32_t train_tasks, late_tasks; /* per step: in its own turn, not the first; in the next */

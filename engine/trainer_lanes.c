@@ -537,7 +537,7 @@ static void trace_task(struct sw_trainer *t, const struct sw_run *run, const str
         .lane = (enum sw_lane)task->lane,
         .unit = of_unit ? t->model.units[task->unit].name : NULL,
         .micro = task->micro,
-        .rank = rank,
+        .rank = t->first_rank + rank,
         .eval = run->turn->kind == SW_TURN_EVAL,
         .step = run->step - task->late,
         .bytes = run->bytes[index],

@@ -1,5 +1,5 @@
 /* engine/trainer_world.c - a run of several processes: what they agree on, share, and hand to the
- * first one, which alone writes the model, the log and the trace. */
+ * first one, which alone writes the model and the log. */
 #include "engine/trainer_internal.h"
 
 #include <assert.h>
@@ -8,6 +8,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/log.h"
+
+/* Each process has a trace of its own, also in one folder. */
+static int name_trace(struct sw_trainer *t) {
+    const char *path = t->options.trace;
+    if (!path || t->first_rank == 0) return 0;
+    const int ret =
+        sw_process_path(path, sw_world_index(t->world), t->trace_path, sizeof(t->trace_path));
+    if (ret < 0) sw_error("--trace %s: %s", path, strerror(-ret));
+    t->options.trace = t->trace_path;
+    return ret;
+}
 
 int sw_trainer_open_world(struct sw_trainer *t) {
     const uint32_t ranks = t->options.ranks;
@@ -30,7 +41,7 @@ int sw_trainer_open_world(struct sw_trainer *t) {
     }
     if (t->first_rank > 0) /* the first process speaks for all */
         t->hooks = (struct sw_trainer_hooks){.ctx = t->hooks.ctx, .stop = t->hooks.stop};
-    return ret;
+    return ret < 0 ? ret : name_trace(t);
 }
 
 int sw_trainer_agree(struct sw_trainer *t) {

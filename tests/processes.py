@@ -4,6 +4,7 @@ one model, one log, and an end for all when one of them ends.
 time limit: 300 s
 """
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -134,6 +135,62 @@ def evaluation_and_saves_are_those_of_one():
         t.check(found[0] == found[1] and len(found[0]) == 3, f"validation losses {found}", two)
         t.check(t.read_model(tmp + "/1/step-2")[1] == t.read_model(tmp + "/2/step-2")[1],
                 "the model saved in between")
+
+
+def read_trace(path):
+    with open(path, encoding="utf-8") as file:
+        return [e for e in json.load(file)["traceEvents"] if e["ph"] in "XM"]
+
+
+def tasks_by_rank(events):
+    """{rank: sorted tasks of its device lanes}, without their times."""
+    found = {}
+    for e in events:
+        args = e["args"]
+        if e["ph"] == "X" and args["lane"].split()[0] in ("compute", "h2d", "d2h", "comm"):
+            found.setdefault(args["rank"], []).append(
+                (e["name"], args["lane"], args["step"], args["micro"], args["bytes"]))
+    return {rank: sorted(tasks) for rank, tasks in found.items()}
+
+
+def ends_of(events, name, rank):
+    return [e["ts"] + e["dur"] for e in events
+            if e["ph"] == "X" and e["name"] == name and e["args"]["rank"] == rank]
+
+
+@t.test
+def every_process_traces_its_ranks():
+    """The tasks of each rank are those of one process with all of them, in a file that `spillway
+    report` opens. Also in the output folder, which --restart empties."""
+    with t.folder() as tmp:
+        more = ["--optimizer", "nvme", "--zero", 3]
+        alone(tmp + "/one", "--ranks", 4, *more, "--trace", tmp + "/one.json")
+        want = tasks_by_rank(read_trace(tmp + "/one.json"))
+        t.equal(sorted(want), [0, 1, 2, 3], "ranks of one process")
+        for again in ([], ["--restart"]):
+            job(2, tmp + "/out", "--ranks", 2, *more, "--trace", tmp + "/out/trace.v1.json", *again)
+            left = sorted(n for n in os.listdir(tmp + "/out") if "trace" in n)
+            t.equal(left, ["trace.v1-p1.json", "trace.v1.json"], f"traces after {again}")
+        both = [read_trace(f"{tmp}/out/trace.v1{p}.json") for p in ("", "-p1")]
+        for process, events in enumerate(both):
+            own = [2 * process, 2 * process + 1]
+            t.equal({e["pid"] for e in events}, {process}, "pid")
+            t.check(tasks_by_rank(events) == {rank: want[rank] for rank in own},
+                    f"process {process}: other tasks than ranks {own} of one process have")
+            lanes = {(e["tid"], e["args"]["lane"]) for e in events if e["ph"] == "X"}
+            named = {(e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+            t.check(lanes <= named, f"lanes without a name: {lanes - named}")
+            page = f"{tmp}/{process}.html"
+            told = t.spillway("report", f"{tmp}/out/trace.v1{['', '-p1'][process]}.json", "--json",
+                              "-o", page, rc=0)
+            names = {entry["lane"] for entry in json.loads(told.stdout)["lanes"]}
+            t.check({["compute", "compute 2"][process], f"comm {own[1]}", "nvme_read"} <= names,
+                    f"lanes of the report: {names}", told)
+        # One begin for all: what is gathered together ends together.
+        gathers = [ends_of(events, "gather layer.1", 2 * p) for p, events in enumerate(both)]
+        t.equal(len(gathers[0]), len(gathers[1]), "gathers")
+        for a, b in zip(*gathers):
+            t.close(a, b, 2e5 * t.SLOWDOWN, "the end of a gather, in microseconds")
 
 
 @t.test

@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "engine/process_name.h"
 #include "tests/support_files.h"
 
 enum { PER_LANE = 5000, WAIT_MS_MAX = 10000 };
@@ -75,7 +76,7 @@ static void check_task(const json_t *event, uint32_t seen[SW_LANE_COUNT]) {
 
 static void every_event_of_every_thread_once(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
     pthread_t threads[SW_LANE_COUNT];
     sw_trace_memory(open_trace, SW_TIER_HOST, 5, 6, 1000);
     for (int l = 0; l < SW_LANE_COUNT; l++)
@@ -100,7 +101,7 @@ static void every_event_of_every_thread_once(void **state) {
 
 static void memory_and_evaluations_have_their_form(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
     const struct sw_trace_event event = {
         .kind = SW_TASK_NORM, .lane = SW_LANE_CONTROL, .eval = 1, .start_ns = 5000, .end_ns = 5001};
     sw_trace_add(open_trace, &event);
@@ -120,7 +121,7 @@ static void memory_and_evaluations_have_their_form(void **state) {
 /* What a run that is killed now would leave. */
 static void the_file_can_be_read_before_it_is_closed(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
     for (int round = 1; round <= 3; round++) {
         add_many((void *)SW_LANE_ADAM);
         uint32_t found = 0;
@@ -143,7 +144,7 @@ static void a_failed_write_is_reported_at_close(void **state) {
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     small = old;
     small.rlim_cur = 100000;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     add_many((void *)SW_LANE_ADAM);
     const int ret = sw_trace_close(open_trace);
@@ -156,10 +157,10 @@ static void a_failed_write_is_reported_at_close(void **state) {
 static void what_cannot_be_opened_is_reported(void **state) {
     (void)state;
     log_catch();
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("none/trace.json"), 1), -ENOENT);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("none/trace.json"), 0, 1), -ENOENT);
     assert_reported("none/trace.json");
     assert_null(open_trace);
-    assert_int_equal(sw_trace_open(&open_trace, NULL, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, NULL, 0, 1), 0);
     assert_null(open_trace);
     add_many((void *)SW_LANE_ADAM); /* goes nowhere */
     assert_int_equal(sw_trace_close(open_trace), 0);
@@ -177,6 +178,29 @@ static int teardown(void **state) {
     return 0;
 }
 
+static void check_name(const char *path, uint32_t process, const char *want) {
+    char name[32];
+    assert_int_equal(sw_process_path(path, process, name, sizeof(name)), 0);
+    assert_string_equal(name, want);
+}
+
+static void processes_have_names_of_their_own(void **state) {
+    (void)state;
+    check_name("a.b/trace.v1.json", 0, "a.b/trace.v1.json");
+    check_name("a.b/trace.v1.json", 12, "a.b/trace.v1-p12.json");
+    check_name("a.b/trace", 1, "a.b/trace-p1");
+    check_name(".trace", 1, ".trace-p1");
+    char small[12];
+    assert_int_equal(sw_process_path("trace.json", 1, small, sizeof(small)), -ENAMETOOLONG);
+    const char *const own[] = {"trace.json", "trace-p1.json", "trace-p63.json"};
+    const char *const others[] = {"trace-p.json", "trace-p1", "trace-p1.json.x", "trace-p1x.json",
+                                  "trace1.json",  "race.json", "trace"};
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        assert_true(sw_process_is_named(own[i], "trace.json"));
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_false(sw_process_is_named(others[i], "trace.json"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(every_event_of_every_thread_once, setup, teardown),
@@ -184,6 +208,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(the_file_can_be_read_before_it_is_closed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_failed_write_is_reported_at_close, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_opened_is_reported, setup, teardown),
+        cmocka_unit_test(processes_have_names_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
