@@ -44,6 +44,7 @@ struct step_record {
     /* Control lane's verdict. */
     struct sw_adam_step adam;
     int apply;
+    int stop; /* some process was asked to: no step after this one */
     double factor;
     uint64_t updates, skips_in_a_row; /* after this step */
     struct sw_step_report report;
@@ -63,6 +64,7 @@ struct rank_verdict {
     double loss, squared; /* sums over its tokens, and over its shards' gradients */
     int64_t bad_unit;     /* with a gradient that is not finite, or -1 */
     struct sw_nonfinite bad;
+    int64_t stop; /* its process was asked to */
 };
 
 /* Between the processes of a run: each for one thread at a time. */
@@ -362,8 +364,12 @@ int sw_trainer_agree(struct sw_trainer *t);
 /* all [processes][bytes] = every process's `mine`; bytes 0 waits for all. */
 int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,
                      uint64_t bytes);
-/* Whether a stop was asked for, in any process: the trainer's thread, in all processes alike. */
+/* Whether a stop was asked for, in any process: the trainer's thread, in all processes alike. While
+ * steps run the verdicts over them tell (sw_trainer_stops_before). */
 int sw_trainer_stop(struct sw_trainer *t);
+/* Whether the run stops before this step of a stretch that began with `from`: decided in all
+ * processes alike by the verdict over the step before, which is there. */
+int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step);
 /* The step that all stores have a commit of; SW_NO_COMMIT where one has none. found: whether this
  * process's has one, of `step`. */
 int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common);

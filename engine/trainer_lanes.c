@@ -53,8 +53,10 @@ static int batch(struct sw_rank *r, struct sw_run *run, const struct sw_task *ta
                  struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
     const struct sw_device_ops *ops = r->device.ops;
-    /* Processes agree on a stop before they push a step (sw_trainer_stop). */
-    if (sw_run_decide(run, !t->world && sw_stop_asked(t))) return 0;
+    const uint64_t from = run->before ? run->step - 1 : run->step;
+    const int stops = run->turn->kind == SW_TURN_EVAL ? !t->world && sw_stop_asked(t)
+                                                      : sw_trainer_stops_before(t, from, run->step);
+    if (sw_run_decide(run, stops)) return 0;
     const uint64_t at = task->micro * t->micro_tokens, n = t->micro_tokens;
     int ret =
         ops->copy_h2d(stream, r->batch_tokens + at, r->stage_tokens + at, n * sizeof(int32_t));
@@ -121,8 +123,17 @@ static struct rank_verdict judge(const struct sw_rank *r, int with_gradient) {
 /* Of all ranks, here and in other processes. */
 static int collect_verdicts(struct sw_trainer *t, int with_gradient) {
     struct rank_verdict mine[SW_RANKS_MAX];
-    for (uint32_t i = 0; i < t->rank_count; i++) mine[i] = judge(&t->ranks[i], with_gradient);
+    const int stop = sw_stop_asked(t) != 0;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        mine[i] = judge(&t->ranks[i], with_gradient);
+        mine[i].stop = stop;
+    }
     return sw_trainer_share(t, CHANNEL_CONTROL, t->verdicts, mine, t->rank_count * sizeof(mine[0]));
+}
+
+/* The verdict that updates wait for: the gate's, or the norm's where there is none. */
+static void check_stop(const struct sw_trainer *t, struct step_record *record) {
+    for (uint32_t i = 0; i < t->world_ranks; i++) record->stop |= t->verdicts[i].stop != 0;
 }
 
 /* The rank with the first gradient that is not finite, from the last unit down, or -1. */
@@ -178,6 +189,7 @@ static int gate(struct sw_trainer *t, struct sw_run *run) {
         return 0;
     }
     struct step_record *record = sw_record(t, run->step);
+    check_stop(t, record);
     check_loss(t, record);
     record->factor = 1;
     return conclude(t, record);
@@ -221,6 +233,7 @@ static int norm(struct sw_trainer *t, struct sw_run *run) {
     const int64_t bad = find_bad(t);
     if (t->shape.overlap == SW_OVERLAP_BACKWARD)
         return bad >= 0 && record->apply ? refuse_bad(t, record->step, (uint32_t)bad) : 0;
+    check_stop(t, record);
     check_loss(t, record);
     if (record->apply && bad >= 0) {
         char why[160];

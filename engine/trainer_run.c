@@ -98,16 +98,20 @@ static void report_finished(struct sw_trainer *t, uint64_t next) {
 
 /* ---- stretches of steps ---- */
 
-/* Pushes a turn, waiting for room; steps below `next` are reported meanwhile. */
+/* Waits for room for a turn; steps below `next` are reported meanwhile. */
+static int await_room(struct sw_trainer *t, uint64_t next) {
+    int ret = 0;
+    while (ret == 0 && sw_executor_active(t->executor) == SW_RUNS_ACTIVE_MAX) {
+        ret = sw_executor_wait(t->executor);
+        if (ret == 0) report_finished(t, next);
+    }
+    return ret;
+}
+
 static int push(struct sw_trainer *t, const struct sw_turn *turn, uint64_t step,
                 struct sw_run *before, uint64_t next) {
-    for (;;) {
-        int ret = sw_executor_push(t->executor, turn, step, before);
-        if (ret != -EAGAIN) return ret;
-        ret = sw_executor_wait(t->executor);
-        if (ret < 0) return ret;
-        report_finished(t, next);
-    }
+    const int ret = await_room(t, next);
+    return ret < 0 ? ret : sw_executor_push(t->executor, turn, step, before);
 }
 
 static int push_step(struct sw_trainer *t, uint64_t from, uint64_t step, struct sw_run **last) {
@@ -123,6 +127,13 @@ static int push_step(struct sw_trainer *t, uint64_t from, uint64_t step, struct 
     return 0;
 }
 
+/* Whether a step is to be pushed: where the verdict over the one before it is still to come, it may
+ * be cancelled yet. All processes push the same steps, as the ones that have ended are the same. */
+static int goes_on(struct sw_trainer *t, uint64_t from, uint64_t step, int *ret) {
+    *ret = await_room(t, step);
+    return *ret == 0 && !sw_trainer_stops_before(t, from, step - 1);
+}
+
 /* Trains steps `from` to `to` back to back and drains. *done is the last step that was finished: a
  * stop cancels the steps that are pushed and have not begun. */
 static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint64_t *done) {
@@ -132,8 +143,10 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     t->fetched_chunk = UINT32_MAX; /* its weights change now */
     t->last_end_ns = sw_now_ns();
     trace_memory(t, t->last_end_ns);
-    for (; ret == 0 && end <= to && !sw_trainer_stop(t); end++)
+    for (; end <= to && goes_on(t, from, end, &ret); end++) {
         ret = push_step(t, from, end, &last);
+        if (ret < 0) break;
+    }
     if (ret == 0 && last && t->late_tasks)
         ret = push(t, end == from + 1 ? &t->drain_first : &t->drain, end, last, end);
     while (ret == 0 && sw_executor_active(t->executor) > 0) {
@@ -143,6 +156,7 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     if (ret == 0) ret = sw_executor_idle(t->executor);
     if (ret < 0) return ret;
     while (end > from && atomic_load(&sw_record(t, end - 1)->run->cancelled)) end--;
+    if (t->world) t->stop_agreed |= sw_trainer_stops_before(t, from, end);
     report_finished(t, end);
     *done = end - 1;
     return 0;

@@ -86,6 +86,11 @@ int sw_trainer_stop(struct sw_trainer *t) {
     return t->stop_agreed;
 }
 
+int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step) {
+    if (!t->world) return sw_stop_asked(t);
+    return step > from && t->records[(step - 1) % STEP_RECORDS].stop;
+}
+
 int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common) {
     uint64_t steps[SW_RANKS_MAX], mine = found ? step : SW_NO_COMMIT;
     const int ret = sw_trainer_share(t, CHANNEL_MAIN, steps, &mine, sizeof(mine));

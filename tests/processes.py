@@ -361,6 +361,32 @@ def a_signal_stops_all_at_the_same_step():
             t.contains(again.stdout, f"going on after step {step}", "resume", again)
 
 
+def logged(log):
+    return len(t.read_log(log)[0]) if os.path.exists(log) else 0
+
+
+@t.test
+def a_signal_stops_after_the_step_at_hand():
+    """When step n is reported, n + 1 is at hand or, with updates beside forward, past its verdict;
+    so n + 2 is the last one. Steps take half a second, a signal a moment."""
+    for overlap, more in (("none", []), ("forward", []), ("backward", ["--clip", 0])):
+        with t.folder() as tmp:
+            log = tmp + "/log"
+            process = launch(2, tmp + "/out", "--optimizer", "nvme", "--overlap", overlap, *more,
+                             "--sim-nvme", "4M,4M", "--log", log, steps=100000)
+            process.wait_for(r"step \d+/")
+            before = logged(log)
+            while logged(log) == before:
+                time.sleep(0.01)
+            os.kill(ranks_of(process)[1], signal.SIGINT)
+            last = logged(log)
+            run = process.finish()
+            step = int(re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)[1])
+            t.check(last < step <= last + 2, f"{overlap}: {last} steps were reported, and then "
+                    f"the run went on to {step}", run)
+            t.equal(logged(log), step, "steps in the log", run)
+
+
 @t.test
 def the_time_that_mpirun_gives_is_told():
     with t.folder() as tmp:
