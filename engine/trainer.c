@@ -165,7 +165,9 @@ static int tell_turns(const struct sw_trainer *t, int ret) {
 }
 
 static int build_turns(struct sw_trainer *t) {
-    t->shape = (struct sw_turn_shape){.overlap = t->options.overlap, .placement = &t->placement};
+    t->shape = (struct sw_turn_shape){.overlap = t->options.overlap,
+                                      .placement = &t->placement,
+                                      .stops_together = t->world != NULL};
     sw_turn_shape_pick_late(&t->shape, t->trained_elements);
     sw_llama_describe(&t->ranks[0].llama, &t->model, &t->ranks[0].device, t->options.dtype,
                       t->options.micro_batch, t->options.seq_len, t->placement.head_whole);

@@ -105,6 +105,9 @@ struct sw_turn_shape {
     enum sw_overlap overlap; /* resolved: none, forward or backward */
     uint32_t turning_point;  /* units below it are LATE: 0 for none, all for forward */
     uint32_t late_top;       /* so are this many at the top, the last first; backward only */
+    /* A step begins when the verdict over the one before is there: with it several processes agree
+     * on whether they stop. */
+    int stops_together;
     const struct sw_placement *placement;
 };
 

@@ -40,9 +40,10 @@ static void emit_batch(struct sw_builder *b) {
         task->micro = m;
         reads(b, SW_RES_STAGING, 0);
         writes(b, SW_RES_BATCH, m);
-        /* Whether the run has stopped is part of the verdict over the step before. This holds up
-         * nothing: what computes with the batch needs weights whose update waits for the same. */
-        if (b->turn->kind == SW_TURN_TRAIN) reads(b, SW_RES_VERDICT, verdict(b, 1));
+        /* This holds up nothing but frozen units at the bottom: the others' updates, which forward
+         * needs, wait for the same. */
+        if (b->shape->stops_together && b->turn->kind == SW_TURN_TRAIN)
+            reads(b, SW_RES_VERDICT, verdict(b, 1));
         /* Plain serial order: a step starts when the one before is updated and on disk. */
         const enum sw_lane all[] = {SW_LANE_ADAM, SW_LANE_NVME_WRITE};
         for (int i = 0; i < 2 && b->shape->overlap == SW_OVERLAP_NONE; i++)

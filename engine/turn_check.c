@@ -536,7 +536,8 @@ static void follow(struct checker *c) {
         break;
     case SW_TASK_BATCH:
         reads(c, STAGING, 0, turn_tag(c));
-        if (!c->is_eval && c->step > 1) reads(c, VERDICT, (c->step - 1) % 4, step_tag(c->step - 1));
+        if (c->shape->stops_together && !c->is_eval && c->step > 1)
+            reads(c, VERDICT, (c->step - 1) % 4, step_tag(c->step - 1));
         writes(c, BATCH, m, turn_tag(c));
         break;
     case SW_TASK_FORWARD:

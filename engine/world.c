@@ -19,7 +19,7 @@
 #include "engine/world_internal.h"
 
 #define TIMEOUT_S_MAX 1e9
-#define LIBRARY_END_S 5 /* what the message library may take for its own end */
+#define LIBRARY_END_S 5                   /* what the message library may take for its own end */
 
 enum { SLEEP_NS_FIRST = 10000, SLEEP_NS_MAX = 200000 };
 
@@ -162,16 +162,21 @@ static int check_size(const struct sw_world *w, const struct launch *l) {
     return -EPROTO;
 }
 
-/* Open MPI's default is a second between SIGTERM and SIGKILL: too little to save a model in. */
-static void advise_patience(const struct launch *l, const struct sw_world *w) {
-    static const char option[] = "odls_base_sigkill_timeout";
-    char variable[64];
-    snprintf(variable, sizeof(variable), "OMPI_MCA_%s", option);
-    if (w->index != 0 || strcmp(l->name, "mpirun") != 0 || getenv(variable)) return;
-    sw_info(
-        "world: mpirun kills all 1 s after Ctrl-C; with 'mpirun --mca %s 60' it waits a minute, in "
-        "which the model is saved",
-        option);
+/* At Ctrl-C Open MPI's mpirun waits a second, sends SIGTERM, waits another one and sends SIGKILL:
+ * too little to end a step and save a model in. Its odls_base_sigkill_timeout is both waits, and
+ * mpirun itself does not end before they are over. */
+static void advise_signal(const struct launch *l, const struct sw_world *w) {
+    char path[32], name[16] = "", number[16] = "PID";
+    if (w->index != 0 || strcmp(l->name, "mpirun") != 0) return;
+    /* A daemon of its own on another machine, or a script, may stand in between. */
+    snprintf(path, sizeof(path), "/proc/%ld/comm", (long)getppid());
+    FILE *file = fopen(path, "re");
+    if (file && fscanf(file, "%15s", name) == 1 && strcmp(name, "mpirun") == 0)
+        snprintf(number, sizeof(number), "%ld", (long)getppid());
+    if (file) fclose(file);
+    sw_info("world: mpirun kills what has not ended 2 s after Ctrl-C; to end the step and save the "
+            "model send it SIGUSR1 instead: kill -USR1 %s",
+            number);
 }
 
 int sw_world_open(struct sw_world **out, double timeout_s) {
@@ -213,7 +218,7 @@ int sw_world_open(struct sw_world **out, double timeout_s) {
         const int closed = sw_world_close(w, ret < 0 && w->size > 1);
         return ret < 0 ? ret : closed;
     }
-    advise_patience(&launch, w);
+    advise_signal(&launch, w);
     *out = w;
     return 0;
 }

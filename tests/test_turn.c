@@ -93,6 +93,7 @@ static void random_example(struct example *e) {
                          : overlap == SW_OVERLAP_FORWARD ? order.unit_count
                                                          : random_below(order.unit_count + 1),
         .placement = &e->placement,
+        .stops_together = (int)random_below(2),
     };
     if (overlap == SW_OVERLAP_BACKWARD && random_below(2))
         e->shape.late_top = random_below(order.unit_count - e->shape.turning_point + 1);
@@ -249,7 +250,7 @@ struct waits_seen {
     int count[SW_TASK_KIND_COUNT][SW_LANE_COUNT], noticed[SW_TASK_KIND_COUNT][SW_LANE_COUNT];
 };
 
-enum { WAIT_SHAPES = 400, WAIT_SHAPES_MAX = 20000, WAIT_TRIES = 100, WAIT_PAIRS = 65 };
+enum { WAIT_SHAPES = 400, WAIT_SHAPES_MAX = 20000, WAIT_TRIES = 100, WAIT_PAIRS = 66 };
 
 static void try_waits(const struct example *e, struct sw_turn *turns, int count,
                       struct waits_seen *seen) {

@@ -459,7 +459,7 @@ def a_signal_finishes_the_step_and_saves_the_weights():
         for i, (number, status, more) in enumerate((
                 (signal.SIGINT, 130, ["--optimizer", "nvme"]),
                 (signal.SIGTERM, 143, ["--optimizer", "host"]),
-                (signal.SIGINT, 130, ["--optimizer", "nvme", "--clip", 0]),
+                (signal.SIGUSR1, 138, ["--optimizer", "nvme", "--clip", 0]),
                 (signal.SIGINT, 130, ["--optimizer", "device", "--overlap", "none"]))):
             run, out = stop(tmp, f"stop-{i}", number, *more)
             t.equal(run.rc, status, "exit status", run)

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -342,5 +343,6 @@ int sw_cmd_train(int argc, char **argv) {
     sw_parsed_close(&run.parsed);
     sw_kill_watch_end();
     if (ret < 0) return SW_EXIT_FAILED;
-    return ret == 1 ? 128 + atomic_load(&sw_stop_signal) : SW_EXIT_OK;
+    const int number = atomic_load(&sw_stop_signal); /* 0: it came to another process */
+    return ret == 1 ? 128 + (number ? number : SIGINT) : SW_EXIT_OK;
 }

@@ -37,7 +37,7 @@ static void tell(pid_t run) {
 static void watch(int fd, pid_t run, uint64_t kills) {
     char word;
     ssize_t n;
-    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGQUIT, SIGTSTP};
     for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) signal(signals[i], SIG_IGN);
     prctl(PR_SET_NAME, "spillway-watch");
     do n = read(fd, &word, 1);

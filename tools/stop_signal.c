@@ -49,4 +49,5 @@ void sw_stop_watch(const char *said) {
     sw_catch_signal(SIGINT, on_signal);
     sw_catch_signal(SIGTERM, on_signal);
     sw_catch_signal(SIGHUP, on_signal);
+    sw_catch_signal(SIGUSR1, on_signal); /* which mpirun passes on, and batch systems send ahead */
 }

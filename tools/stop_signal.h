@@ -1,4 +1,5 @@
-/* tools/stop_signal.h - Ctrl-C and TERM: the first asks for a stop, the second leaves at once. */
+/* tools/stop_signal.h - Ctrl-C, TERM, HUP and USR1: the first asks for a stop, the second leaves at
+ * once. */
 #ifndef TOOLS_STOP_SIGNAL_H
 #define TOOLS_STOP_SIGNAL_H
 #include <stdatomic.h>
