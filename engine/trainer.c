@@ -124,7 +124,7 @@ static int open_group(struct sw_trainer *t) {
     }
     for (uint32_t i = 0; i < t->rank_count && t->replicas > 1 && ret == 0; i++)
         ret = sw_world_ranks(t->world, &t->ranks[i].across, 1, timeout_s);
-    return ret;
+    return ret < 0 ? ret : sw_world_warm_up(t->world, timeout_s);
 }
 
 /* What the run is; its model is read in 16 places of each unit. */

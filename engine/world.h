@@ -9,7 +9,7 @@
  * other processes. It is reported once, by the process that finds it; the others warn that it has
  * ended the run. A thread of the world's listens to the other processes: one that is not heard of
  * for the timeout is lost, whoever waits for it. Whoever waits sleeps, nothing spins. Errors: 0 or
- * -errno. Threads: open, channel, ranks and close by one thread; abort by any. */
+ * -errno. Threads: open, channel, ranks, warm_up and close by one thread; abort by any. */
 #ifndef ENGINE_WORLD_H
 #define ENGINE_WORLD_H
 #include <stdint.h>
@@ -36,6 +36,11 @@ int sw_world_channel(struct sw_world *w, struct sw_comm_handle *out);
  * SW_RANKS_MAX in all. Closing a handle does nothing: its memory is the world's. */
 int sw_world_ranks(struct sw_world *w, struct sw_comm_handle *out, uint32_t local_ranks,
                    double timeout_s);
+
+/* Lets the message library take the memory that the calls of all handles may come to need, for as
+ * many messages on their way as they ever have, so that it takes none later. No call may be under
+ * way. All processes call it, when all handles are open. */
+int sw_world_warm_up(struct sw_world *w, double timeout_s);
 
 /* Ends every call here and in the other processes with `error`, which the caller has reported. Does
  * not wait. NULL is fine. */

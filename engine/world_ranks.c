@@ -641,6 +641,114 @@ int sw_world_ranks(struct sw_world *w, struct sw_comm_handle *out, uint32_t loca
     return atomic_load(&w->error);
 }
 
+/* ---- warming up ---- */
+
+/* First messages of a group to a process, of every size that a power of two is: Open MPI keeps what
+ * has come too early by such sizes, and after some messages sets up a faster way to a process. */
+enum { WARM_SIZES = 13, WARM_FIRSTS = 6 * WARM_SIZES };
+static_assert(HEADER_BYTES << (WARM_SIZES - 1) <= sizeof(struct first), "as long as they may be");
+
+/* The requests of messages to a process, then those of messages from one. */
+struct warm_up {
+    struct sw_world *w;
+    double timeout_s;
+    void **requests;
+    uint32_t count;
+};
+
+static int wait_for_all(struct warm_up *u, uint32_t process, void **requests, uint32_t count) {
+    struct sw_world *w = u->w;
+    struct sw_patience patience = {0};
+    for (uint32_t i = 0; i < count;) {
+        int ret = has_come(w, process, &requests[i]);
+        if (ret > 0) {
+            patience = (struct sw_patience){0};
+            i++;
+            continue;
+        }
+        if (ret == 0) ret = sw_world_wait(w, &patience, u->timeout_s);
+        if (ret == -ETIMEDOUT && !atomic_load(&w->error))
+            sw_world_fail(w, SW_LOG_ERROR, ret,
+                          "world: process %u did not come to the first messages within %g s of "
+                          "process %u; stopped, or slower than the timeout allows",
+                          process, u->timeout_s, w->index);
+        if (ret < 0) return atomic_load(&w->error);
+    }
+    return 0;
+}
+
+static uint64_t warm_bytes(uint32_t i) {
+    return (uint64_t)HEADER_BYTES << i % WARM_SIZES;
+}
+
+static int send_firsts(struct warm_up *u, struct sw_world_group *g, uint32_t to) {
+    int ret = 0;
+    for (uint32_t i = 0; i < WARM_FIRSTS && ret == 0; i++)
+        ret = send_to(u->w, to, g->tag, g->told, warm_bytes(i), &u->requests[u->count++]);
+    return ret;
+}
+
+static int take_firsts(struct warm_up *u, struct sw_world_group *g, uint32_t from) {
+    int ret = 0;
+    for (uint32_t i = 0; i < WARM_FIRSTS && ret == 0; i++) {
+        ret = receive_from(u->w, from, g->tag, &g->heard[from], warm_bytes(i), &g->hearing[from]);
+        if (ret == 0) ret = wait_for_all(u, from, &g->hearing[from], 1);
+    }
+    return ret;
+}
+
+/* As many blocks of every rank as a call sends, and in all as many messages as it waits for. */
+static int start_blocks(struct warm_up *u, struct sw_world_group *g, uint32_t process, int send) {
+    int ret = 0;
+    for (uint32_t i = 0; i < g->meeting.size * 2 * DEPTH && ret == 0; i++) {
+        const struct sw_comm *c = &g->ranks[i / (2 * DEPTH)];
+        const uint32_t k = i % (2 * DEPTH), tag = g->tag + 1 + 2 * c->lane + k / DEPTH;
+        const uint64_t bytes = k < DEPTH ? BLOCK_BYTES : 0;
+        void **request = &u->requests[u->count++];
+        ret = send ? send_to(u->w, process, tag, c->b.blocks[k % DEPTH], bytes, request)
+                   : receive_from(u->w, process, tag, c->a.blocks[k % DEPTH], bytes, request);
+    }
+    return ret;
+}
+
+/* Messages that nobody waits for yet take most memory. So one behind them, with a tag of its own,
+ * tells that all are here, and only then the receives are posted. */
+static int warm_pair(struct warm_up *u, uint32_t to, uint32_t from) {
+    struct sw_world *w = u->w;
+    struct sw_world_group *first = w->groups;
+    const uint32_t tag = w->next_tag;
+    u->count = 0;
+    int ret = receive_from(w, from, tag, &first->heard[from], 1, &first->hearing[from]);
+    for (struct sw_world_group *g = first; g && ret == 0; g = g->next) {
+        ret = send_firsts(u, g, to);
+        if (ret == 0) ret = start_blocks(u, g, to, 1);
+    }
+    if (ret == 0) ret = send_to(w, to, tag, first->told, 1, &u->requests[u->count++]);
+    const uint32_t sent = u->count;
+    if (ret == 0) ret = wait_for_all(u, from, &first->hearing[from], 1);
+    for (struct sw_world_group *g = first; g && ret == 0; g = g->next)
+        ret = take_firsts(u, g, from);
+    for (struct sw_world_group *g = first; g && ret == 0; g = g->next)
+        ret = start_blocks(u, g, from, 0);
+    if (ret == 0) ret = wait_for_all(u, from, u->requests + sent, u->count - sent);
+    return ret < 0 ? ret : wait_for_all(u, to, u->requests, sent);
+}
+
+int sw_world_warm_up(struct sw_world *w, double timeout_s) {
+    if (!w || !w->groups) return 0;
+    struct warm_up u = {.w = w, .timeout_s = timeout_s};
+    uint64_t messages = 1;
+    for (struct sw_world_group *g = w->groups; g; g = g->next)
+        messages += WARM_FIRSTS + 4 * DEPTH * (uint64_t)g->meeting.size;
+    u.requests = calloc(messages, sizeof(*u.requests));
+    if (!u.requests) return -ENOMEM;
+    int ret = atomic_load(&w->error);
+    for (uint32_t k = 1; k < w->size && ret == 0; k++)
+        ret = warm_pair(&u, (w->index + k) % w->size, (w->index + w->size - k) % w->size);
+    free(u.requests);
+    return ret;
+}
+
 /* The list only grows while the world lives, so a copy of its head is enough. */
 static struct sw_world_group *first_group(struct sw_world *w) {
     pthread_mutex_lock(&w->lock);
