@@ -162,6 +162,17 @@ static int check_size(const struct sw_world *w, const struct launch *l) {
     return -EPROTO;
 }
 
+/* srun gives its processes PMIx where it is told to, and none or another way to find each other
+ * where not. An Open MPI that finds none of its own ends the program, and names no remedy. */
+static void warn_without_pmix(void) {
+    const char *process = getenv("SLURM_PROCID");
+    if (!process || strcmp(process, "0") != 0 || !getenv("SLURM_STEP_NUM_TASKS")) return;
+    if (getenv("PMIX_RANK") || getenv("OMPI_COMM_WORLD_RANK")) return;
+    sw_warning("world: srun has started this process without PMIx, which most builds of Open MPI "
+               "need: start the run with 'srun --mpi=pmix' ('srun --mpi=list' tells whether this "
+               "Slurm has it), or with mpirun within an allocation");
+}
+
 /* At Ctrl-C Open MPI's mpirun waits a second, sends SIGTERM, waits another one and sends SIGKILL:
  * too little to end a step and save a model in. Its odls_base_sigkill_timeout is both waits, and
  * mpirun itself does not end before they are over. */
@@ -187,6 +198,7 @@ int sw_world_open(struct sw_world **out, double timeout_s) {
     const struct sw_transport *transport = NULL;
     int ret = load(&launch, &transport);
     if (ret < 0) return ret;
+    warn_without_pmix();
     struct sw_world *w = make_world(timeout_s);
     if (!w) return -ENOMEM;
     w->transport = transport;

@@ -173,6 +173,20 @@ def a_launcher_of_another_mpi_is_told():
 
 
 @t.test
+def srun_without_pmix_is_told_how_to_give_it():
+    """Before Open MPI starts, which under a real srun ends the program in its own words."""
+    if not os.path.exists(PLUGIN):
+        t.skip("built without Open MPI: make deps")
+    step = {"SLURM_STEP_NUM_TASKS": "2"}
+    for more, warned in (({"SLURM_PROCID": "0"}, 1), ({"SLURM_PROCID": "1"}, 0),
+                         ({"SLURM_PROCID": "0", "PMI_RANK": "0", "PMI_SIZE": "2"}, 1)):
+        run = alone("nothing", SPILLWAY_MPI_PLUGIN=PLUGIN, **step, **more)
+        fails(run, "has started 2 processes, but MPI sees 1")
+        t.equal(run.stderr.count("start the run with 'srun --mpi=pmix' ('srun --mpi=list' tells"),
+                warned, f"warnings with {more}", run)
+
+
+@t.test
 def different_calls_are_named():
     for args, text in (
             (("gather", "gather12", 2, 3), "process 1 calls all_gather of 12 bytes while process 0 "
