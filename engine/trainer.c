@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "engine/neighbours.h"
 #include "engine/output.h"
 #include "engine/teams.h"
 #include "engine/trace_machine.h"
@@ -97,6 +98,7 @@ static int open_rank(struct sw_trainer *t, uint32_t index) {
 static int open_devices(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
     if (ret == 0) ret = choose_device(t);
+    if (ret == 0 && t->world) ret = sw_neighbours_part(&t->channels[CHANNEL_MAIN], &t->topology);
     if (ret < 0) return ret;
     const int per_core = t->options.threads == 0;
     sw_teams_settle(&t->options, &t->topology);
@@ -333,13 +335,13 @@ static int start(struct sw_trainer *t) {
     if (ret == 0) announce_ranks(t);
     if (ret == 0) ret = sw_trace_open(&t->trace, o->trace, sw_world_index(t->world), t->rank_count);
     if (ret == 0) sw_trace_machine(t->trace, o);
-    if (ret == 0) ret = open_group(t);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && first && sw_starts_anew(t)) ret = sw_output_empty(o->out, o->log, o->trace);
-    /* All processes' traces start at one moment, whatever their clocks say. */
+    /* However long the others load. From here on their traces have one time, whatever their clocks
+     * say. */
     if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, NULL, NULL, 0);
     if (ret == 0 && t->world) sw_trace_begin(t->trace, sw_now_ns());
-    return ret;
+    return ret == 0 ? open_group(t) : ret;
 }
 
 int sw_trainer_start(struct sw_trainer *t) {

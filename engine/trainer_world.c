@@ -29,8 +29,12 @@ int sw_trainer_open_world(struct sw_trainer *t) {
     t->shards = t->options.shard_in_node ? ranks : t->world_ranks;
     t->replicas = t->world_ranks / t->shards;
     if (!t->world) return 0;
+    /* Loads, saves and commits take each process as long as its drives do. */
+    const double timeouts_s[CHANNEL_COUNT] = {[CHANNEL_MAIN] = SW_WORLD_PATIENT,
+                                              [CHANNEL_CONTROL] = t->options.rank_timeout_s,
+                                              [CHANNEL_COMMIT] = SW_WORLD_PATIENT};
     for (int i = 0; i < CHANNEL_COUNT && ret == 0; i++)
-        ret = sw_world_channel(t->world, &t->channels[i]);
+        ret = sw_world_channel(t->world, &t->channels[i], timeouts_s[i]);
     char lines[32];
     snprintf(lines, sizeof(lines), "--ranks=%u\n", ranks);
     if (ret == 0) ret = sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);

@@ -14,12 +14,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/size.h"
 #include "engine/world_internal.h"
 
 #define TIMEOUT_S_MAX 1e9
 #define LIBRARY_END_S 5                   /* what the message library may take for its own end */
+#define SHARED_BYTES  ((uint64_t)9 << 19) /* Open MPI's shared memory of a process, and some */
 
 enum { SLEEP_NS_FIRST = 10000, SLEEP_NS_MAX = 200000 };
 
@@ -173,6 +176,26 @@ static void warn_without_pmix(void) {
                "Slurm has it), or with mpirun within an allocation");
 }
 
+/* Containers have little of it, and mpirun loses some of what Open MPI says of that. Told by the
+ * first process of a machine. */
+static void warn_of_shared_memory(const struct launch *l) {
+    static const char folder[] = "/dev/shm";
+    const char *processes = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    const char *process = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const uint64_t count = processes ? strtoul(processes, NULL, 10) : l->processes;
+    const uint64_t need = count * SHARED_BYTES;
+    struct statvfs fs;
+    if (count < 2 || (process && strcmp(process, "0") != 0) || statvfs(folder, &fs) < 0) return;
+    const uint64_t have = (uint64_t)fs.f_bavail * fs.f_frsize;
+    char text[2][32];
+    if (have >= need) return;
+    sw_warning("world: %s has %s left and Open MPI takes %s there for %llu processes: without it "
+               "messages between them take a slower way, or fail; give the container more ('docker "
+               "run --shm-size')",
+               folder, sw_size_print(have, text[0], sizeof(text[0])),
+               sw_size_print(need, text[1], sizeof(text[1])), (unsigned long long)count);
+}
+
 /* At Ctrl-C Open MPI's mpirun waits a second, sends SIGTERM, waits another one and sends SIGKILL:
  * too little to end a step and save a model in. Its odls_base_sigkill_timeout is both waits, and
  * mpirun itself does not end before they are over. */
@@ -199,6 +222,7 @@ int sw_world_open(struct sw_world **out, double timeout_s) {
     int ret = load(&launch, &transport);
     if (ret < 0) return ret;
     warn_without_pmix();
+    warn_of_shared_memory(&launch);
     struct sw_world *w = make_world(timeout_s);
     if (!w) return -ENOMEM;
     w->transport = transport;

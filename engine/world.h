@@ -26,10 +26,12 @@ int sw_world_open(struct sw_world **out, double timeout_s);
 uint32_t sw_world_index(const struct sw_world *w); /* of NULL: 0 */
 uint32_t sw_world_size(const struct sw_world *w);  /* of NULL: 1 */
 
-/* One rank for each process: handle.rank is the process, handle.size their number. Waits as long as
- * the world does. Handles work independently of each other, in any thread each; all processes open
- * them, and groups, in the same order. */
-int sw_world_channel(struct sw_world *w, struct sw_comm_handle *out);
+/* One rank for each process: handle.rank is the process, handle.size their number. A process that
+ * comes to a call has `timeout_s` for the others to come, too; SW_WORLD_PATIENT: as long as they
+ * are heard of, where a process may have files to read or write before. Handles work independently
+ * of each other, in any thread each; all processes open them, and groups, in the same order. */
+#define SW_WORLD_PATIENT 1e9
+int sw_world_channel(struct sw_world *w, struct sw_comm_handle *out, double timeout_s);
 
 /* A group with `local_ranks` ranks in every process: fills out[0..local_ranks) with the handles of
  * ranks index * local_ranks + i, each for a thread. The processes compare how many ranks they have;

@@ -615,10 +615,10 @@ static int make_group(struct sw_world *w, struct sw_comm_handle *out, uint32_t r
     return 0;
 }
 
-int sw_world_channel(struct sw_world *w, struct sw_comm_handle *out) {
-    assert(w && out);
+int sw_world_channel(struct sw_world *w, struct sw_comm_handle *out, double timeout_s) {
+    assert(w && out && timeout_s > 0);
     struct sw_world_group *g;
-    return make_group(w, out, 1, w->timeout_s, &g);
+    return make_group(w, out, 1, timeout_s, &g);
 }
 
 int sw_world_ranks(struct sw_world *w, struct sw_comm_handle *out, uint32_t local_ranks,

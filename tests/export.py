@@ -103,7 +103,7 @@ def a_kept_store_is_exported_as_the_models_tensors():
                 (t.MODEL, NVME), (t.MODEL, ["--optimizer", "host", "--chunk", 20000]),
                 (bf16, [*NVME, "--ranks", 3, "--chunk", 33333]),
                 (bf16, [*NVME, "--master", "split", "--zero", 1, "--ranks", 2]),
-                (fp32, ["--dtype", "fp32", "--ranks", 5, *NVME]))):
+                (fp32, ["--dtype", "fp32", "--ranks", 7, *NVME]))):
             out, to = f"{tmp}/{number}", f"{tmp}/to-{number}"
             chunk = [] if "--chunk" in more else ["--chunk", 60000]
             t.train(out, "--steps", 3, *CONSTANT, *chunk, *more, "--keep-store", model=model, rc=0)

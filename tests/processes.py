@@ -1,80 +1,17 @@
-"""Several processes under mpirun: the bits of one process with as many ranks, one commit for all,
-one model, one log, and an end for all when one of them ends.
+"""Several processes under mpirun: the bits of one process with as many ranks, one log and one trace
+of each, and an end for all when one of them ends.
 
 time limit: 300 s
 """
-import fcntl
+import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import time
 
 import support as t
-
-BASE = ["--seq-len", 24, "--lr", "1e-3", "--digest", "--device-threads", 1, "--chunk", 60000]
-STEPS = 4
-
-
-# What mpirun lets pass between SIGTERM and SIGKILL, whether there is anything left to wait for or
-# not: by default a second, which a busy machine is too slow for.
-PATIENCE = "OMPI_MCA_odls_base_sigkill_timeout"
-
-
-def launch(processes, out, *more, steps=STEPS, program=None, env=None, preexec=None,
-           patience=None):
-    """A job under way. mpirun gives its first process a terminal, so the progress line is live."""
-    if not shutil.which("mpirun"):
-        t.skip("no mpirun here")
-    args = ["-np", processes, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-            program or t.SPILLWAY, "train", "--model", t.MODEL, "--data",
-            t.SHAKESPEARE + "/train.bin", "--out", out, "--steps", steps, *BASE, *more]
-    # What Open MPI keeps is no leak of this program's, whose own are looked for by the other tests.
-    env = dict(env or {})
-    options = env.get("ASAN_OPTIONS", os.environ.get("ASAN_OPTIONS", ""))
-    env["ASAN_OPTIONS"] = options + ":detect_leaks=0"
-    if patience:
-        env[PATIENCE] = patience
-    return t.Process(args, program="mpirun", env=env, preexec=preexec)
-
-
-def job(processes, out, *more, rc=0, **options):
-    run = launch(processes, out, *more, **options).finish(120)
-    if rc is not None:
-        t.equal(run.rc, rc, f"exit status of {processes} processes", run)
-    return run
-
-
-def alone(out, *more, steps=STEPS, **options):
-    return t.train(out, "--steps", steps, *BASE, *more, rc=0, **options)
-
-
-def digest(run):
-    found = re.findall(r"digest: (master.*?)\r?$", run.stdout, re.M)
-    t.equal(len(found), 1, "digests", run)
-    return found[0]
-
-
-def outcome(run, out, log):
-    steps, _ = t.read_log(log)
-    return (digest(run), [(s["step"], s["loss"], s["grad_norm"]) for s in steps],
-            t.read_model(out)[1])
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(p) for p in file.read().split()]
-
-
-def ranks_of(process):
-    """The processes of a job that train, in their order."""
-    found = []
-    for pid in children(process.pid):
-        with open(f"/proc/{pid}/comm", encoding="ascii") as file:
-            if file.read().strip() == "spillway":
-                found.append(pid)
-    return sorted(found)
+from support_processes import STEPS, alone, digest, job, launch, of_its_own, outcome, ranks_of
 
 
 @t.test
@@ -97,6 +34,27 @@ def processes_give_the_bits_of_one():
                         f"{processes} processes, {more}: other bits", run)
                 t.equal(sorted(n for n in os.listdir(name) if "optimizer" in n), [],
                         "stores left behind", run)
+
+
+@t.test
+def rows_that_count_nowhere_in_a_process_change_no_bit():
+    """The ranks of one process have few tokens that count, or none, in steps of their own."""
+    with t.folder() as tmp:
+        tokens = t.read_tokens(t.SHAKESPEARE + "/train.bin")[:24 * 4 * STEPS + 1]
+        t.write_tokens(tmp + "/data.bin", tokens)
+        step = lambda i: i // (24 * 4)
+        mask = [int(i // 48 % 2 == step(i) % 2 or i % 31 == step(i) == 3)
+                for i in range(len(tokens))]
+        with open(tmp + "/mask", "wb") as file:
+            file.write(bytes(mask))
+        more = ["--mask", tmp + "/mask", "--order", "sequential", "--optimizer", "nvme"]
+        want = outcome(alone(tmp + "/1", "--ranks", 4, *more, "--log", tmp + "/1.jsonl",
+                             data=tmp + "/data.bin"), tmp + "/1", tmp + "/1.jsonl")
+        for processes in (2, 4):
+            out = f"{tmp}/{processes}"
+            run = job(processes, out, "--ranks", 4 // processes, *more, "--log", out + ".jsonl",
+                      data=tmp + "/data.bin")
+            t.check(outcome(run, out, out + ".jsonl") == want, f"{processes}: other bits", run)
 
 
 @t.test
@@ -193,169 +151,28 @@ def every_process_traces_its_ranks():
             t.close(a, b, 2e5 * t.SLOWDOWN, "the end of a gather, in microseconds")
 
 
-@t.test
-def all_go_back_to_the_last_commit_that_all_have():
-    """One process is killed before it writes the record of commit 3, when the other may have; also
-    so late that the other would long have gone on."""
-    with t.folder() as tmp:
-        want = digest(alone(tmp + "/one", "--ranks", 2, "--optimizer", "nvme", steps=8))
-        for victim, when in (("optimizer.commit", "before"), ("optimizer-p1.commit", "before"),
-                             ("optimizer-p1.commit", "late")):
-            out = f"{tmp}/{victim}-{when}"
-            dead = job(2, out, "--optimizer", "nvme", "--rank-timeout", 10, steps=8, rc=None,
-                       env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:{when}"})
-            t.check(dead.rc != 0, "a killed process is a success", dead)
-            last = job(2, out, "--optimizer", "nvme", "--resume", steps=8)
-            t.contains(last.stdout, "going on after step 2", "the step", last)
-            t.equal(digest(last), want, f"{victim}: other bits", last)
-
-
-def export(store, to, *more, rc=0):
-    return t.spillway("export", "--model", t.MODEL, "--from", store, "--to", to, *more, rc=rc)
-
-
-def files(folder):
-    found = {}
-    for name in os.listdir(folder):
-        with open(f"{folder}/{name}", "rb") as file:
-            found[name] = file.read()
-    return found
-
-
-def of_its_own(tmp, name, *more):
-    """A program for launch(): each process with options of its own, where R is its number."""
-    path = os.path.join(t.ROOT, tmp, name)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(f'#!/bin/sh\nR=$OMPI_COMM_WORLD_RANK\nexec {t.SPILLWAY} "$@" '
-                   f'{" ".join(more)}\n')
-    os.chmod(path, 0o755)
-    return path
-
-
-@t.test
-def stores_of_processes_are_exported_as_that_of_one():
-    """Byte for byte: in one folder, in several of it, and with folders of each process alone."""
-    with t.folder() as tmp:
-        keep = ["--keep-store", "--optimizer", "nvme"]
-        for i, more in enumerate(([], ["--master", "split", "--moments", "8bit", "--chunk", 33333])):
-            one = f"{tmp}/{i}-one"
-            alone(one, "--ranks", 4, *keep, *more)
-            export(one, one + "-files")
-            want = files(one + "-files")
-            for processes in (2, 4):
-                out = f"{tmp}/{i}-{processes}"
-                job(processes, out, "--ranks", 4 // processes, *keep, *more)
-                told = export(out, out + "-files")
-                t.contains(told.stdout, f"exported step {STEPS}", "what it says", told)
-                t.check(files(out + "-files") == want, f"{processes} processes: other files", told)
-        # The layout knows in how many folders a store lies, so it is another run.
-        places = [f"{tmp}/{n}" for n in ("a", "b", "p0a", "p0b", "p1a", "p1b")]
-        for place in places:
-            os.mkdir(place)
-        alone(tmp + "/two", "--ranks", 4, *keep, "--nvme", ",".join(places[:2]))
-        export(tmp + "/two", tmp + "/two-files", "--nvme", ",".join(places[:2]))
-        want = files(tmp + "/two-files")
-        job(2, tmp + "/shared", "--ranks", 2, *keep, "--restart", "--nvme", ",".join(places[:2]))
-        export(tmp + "/shared", tmp + "/shared-files", "--nvme", ",".join(places[:2]))
-        t.check(files(tmp + "/shared-files") == want, "two folders for all: other files")
-        program = of_its_own(tmp, "own", "--nvme", f"{tmp}/p${{R}}a,{tmp}/p${{R}}b")
-        job(2, tmp + "/own-out", "--ranks", 2, *keep, program=program)
-        for number, order in enumerate((places[2:], places[4:] + places[2:4])):
-            to = f"{tmp}/own-{number}"
-            export(tmp + "/own-out", to, "--nvme", ",".join(order))
-            t.check(files(to) == want, f"two folders for each, {number}: other files")
-
-
-@t.test
-def a_store_ahead_of_the_others_goes_back():
-    """What a crash between two records of a commit leaves is exported at the step that all have, as
-    it would be resumed there."""
-    with t.folder() as tmp:
-        alone(tmp + "/one", "--ranks", 2, "--optimizer", "nvme", "--keep-store", "--schedule",
-              "constant", "--warmup", 0, steps=2)
-        export(tmp + "/one", tmp + "/want")
-        for victim in ("optimizer.commit", "optimizer-p1.commit"):
-            out = f"{tmp}/{victim}"
-            dead = job(2, out, "--optimizer", "nvme", "--rank-timeout", 10, "--schedule",
-                       "constant", "--warmup", 0, steps=8, rc=None,
-                       env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:late"})
-            t.check(dead.rc != 0, "a killed process is a success", dead)
-            before = files(out)
-            told = export(out, out + "-files")
-            t.contains(told.stdout, "exported step 2", victim, told)
-            t.check(files(out + "-files") == files(tmp + "/want"), f"{victim}: other files", told)
-            t.check(files(out) == before, "the export changed the stores")
-
-
-@t.test
-def parts_that_do_not_belong_together_are_refused_by_name():
-    with t.folder() as tmp:
-        keep = ["--keep-store", "--optimizer", "nvme"]
-        out, part, to = f"{tmp}/out", f"{tmp}/part", f"{tmp}/to"
-
-        def refused(what, *texts, more=(), store=out):
-            run = export(store, to, *more, rc=1)
-            for text in texts:
-                t.contains(run.stderr, text, what, run)
-            t.check(not os.path.exists(to), f"{what}: a folder was left", run)
-
-        def replaced(what, source, *texts):
-            """The part of process 1 is that of another run."""
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(out, part)
-            for name in ("optimizer-p1.commit", "optimizer-p1.0.state"):
-                shutil.copy2(f"{source}/{name}", f"{part}/{name}")
-            refused(what, *texts, store=part)
-
-        job(2, out, "--ranks", 2, *keep)
-        job(2, f"{tmp}/short", "--ranks", 2, *keep, "--schedule", "constant", steps=1)
-        replaced("another step", f"{tmp}/short", f"process 0 in {part} at step {STEPS}",
-                 f"process 1 in {part} at step 1", "no step in common")
-        job(2, f"{tmp}/seed", "--ranks", 2, *keep, "--seed", 3)
-        replaced("another run", f"{tmp}/seed", f"process 1 in {part} belongs to another run",
-                 "its rows is 'order shuffle, seed 3' and not 'order shuffle, seed 0'")
-        job(4, f"{tmp}/four", *keep)
-        replaced("other processes", f"{tmp}/four", f"process 1 in {part} belongs to another run",
-                 "chunks and not")
-        os.mkdir(f"{tmp}/empty")
-        refused("too many folders", "lies in 1 folder for each of its 2 processes and 3 are given",
-                more=["--nvme", f"{out},{tmp}/empty,{part}"])
-        refused("twice", f"{out} and {tmp}/seed both have a store of process",
-                more=["--nvme", f"{out},{tmp}/seed"])
-        with open(f"{out}/optimizer-p1.0.state", "rb") as store:
-            fcntl.flock(store, fcntl.LOCK_EX)
-            refused("in use", f"in use by process {os.getpid()}", "optimizer-p1")
-        os.unlink(f"{out}/optimizer-p1.commit")
-        refused("process 1 missing", "each of the run's 2 processes has a part",
-                "process 1 is missing", f"no optimizer-p1.commit lies in {out}")
-        refused("process 0 missing", f"{tmp}/only has the store of process 1", "process 0",
-                more=["--nvme", only(tmp)])
-
-
-def only(tmp):
-    """A folder with the store of process 1 alone."""
-    os.mkdir(f"{tmp}/only")
-    for name in ("optimizer-p1.commit", "optimizer-p1.0.state"):
-        shutil.copy2(f"{tmp}/seed/{name}", f"{tmp}/only/{name}")
-    return f"{tmp}/only"
+def stopped_at(run):
+    found = re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)
+    t.check(found, "no word of the stop", run)
+    return int(found[1])
 
 
 @t.test
 def a_signal_stops_all_at_the_same_step():
-    """mpirun passes it on; but it may come to one process alone, or late."""
+    """mpirun passes USR1 on; a signal may come to one process alone, or late."""
     for whom in (None, 1):
         with t.folder() as tmp:
-            process = launch(2, tmp + "/out", "--optimizer", "nvme", steps=100000,
-                             patience=None if whom else "8")
+            process = launch(2, tmp + "/out", "--optimizer", "nvme", steps=100000)
             process.wait_for(r"step \d+/")
             if whom is None:
-                process.signal(signal.SIGINT)
+                told = re.search(r"send it SIGUSR1 instead: kill -USR1 (\d+)", process.text())
+                t.equal(int(told[1]), process.pid, "the process to signal")
+                os.kill(int(told[1]), signal.SIGUSR1)
             else:
                 os.kill(ranks_of(process)[whom], signal.SIGINT)
             run = process.finish()
-            stopped = re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)
-            t.check(stopped, "no word of the stop", run)
-            step = int(stopped[1])
+            t.check(run.rc != 0, "a stopped job is a success", run)
+            step = stopped_at(run)
             t.check(os.path.isdir(f"{tmp}/out.step-{step}"), "the weights", run)
             again = job(2, tmp + "/out", "--optimizer", "nvme", "--resume", steps=step + 2)
             t.contains(again.stdout, f"going on after step {step}", "resume", again)
@@ -381,19 +198,10 @@ def a_signal_stops_after_the_step_at_hand():
             os.kill(ranks_of(process)[1], signal.SIGINT)
             last = logged(log)
             run = process.finish()
-            step = int(re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)[1])
+            step = stopped_at(run)
             t.check(last < step <= last + 2, f"{overlap}: {last} steps were reported, and then "
                     f"the run went on to {step}", run)
             t.equal(logged(log), step, "steps in the log", run)
-
-
-@t.test
-def the_time_that_mpirun_gives_is_told():
-    with t.folder() as tmp:
-        for patience in (None, "20"):
-            run = job(2, f"{tmp}/{patience}", steps=1, patience=patience)
-            told = f"'mpirun --mca {PATIENCE[len('OMPI_MCA_'):]} 60'"
-            t.equal((run.stdout + run.stderr).count(told), 0 if patience else 1, "told", run)
 
 
 @t.test
@@ -416,6 +224,115 @@ def one_that_dies_or_stalls_ends_the_job():
             t.check(run.rc != 0, "the job's status", run)
             t.check(took < 6 * t.SLOWDOWN + 5, f"{took:.1f} s after {number.name}", run)
             t.check(os.path.exists(tmp + "/out/optimizer.commit"), "the last commit", run)
+
+
+@t.test
+def no_step_of_any_process_allocates():
+    """Open MPI takes its memory before the first step, whichever way its messages go."""
+    if t.SANITIZED:
+        return
+    with t.folder() as tmp:
+        for i, (processes, more, way) in enumerate((
+                (2, ["--ranks", 2, "--trace", tmp + "/trace.json", "--save-every", 2], {}),
+                (2, ["--ranks", 2, "--shard", "node"], {}),
+                (3, [], {"OMPI_MCA_btl": "tcp,self"}))):
+            run = job(processes, f"{tmp}/{i}", "--optimizer", "nvme", *more,
+                      env={"SPILLWAY_ALLOC_GUARD": "stop", **way})
+            t.contains(run.stdout, "allocations inside steps: 0;", str(more), run)
+
+
+def cpus_of(pid):
+    """{a thread's name: CPUs it may run on}."""
+    found = {}
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/status", encoding="ascii") as file:
+            text = file.read()
+        name = re.search(r"^Name:\t(.*)$", text, re.M)[1]
+        found[name] = re.search(r"^Cpus_allowed_list:\t(.*)$", text, re.M)[1]
+    return found
+
+
+@t.test
+def processes_on_one_machine_part_its_cores():
+    """mpirun --bind-to none gives all of them the same mask."""
+    if len(os.sched_getaffinity(0)) < 2:
+        t.skip("one CPU alone")
+    with t.folder() as tmp:
+        masks = {}
+        for bind in (None, "true"):
+            process = launch(2, f"{tmp}/{bind}", steps=100000,
+                             env={"OMP_PROC_BIND": bind} if bind else None)
+            process.wait_for(r"step \d+/")
+            masks[bind] = [cpus_of(pid) for pid in ranks_of(process)]
+            process.signal(signal.SIGUSR1)
+            run = process.finish()
+            told = re.findall(r"process (\d): CPUs (\S+) of", run.text)
+            t.equal(sorted(told), [(str(i), m["compute"]) for i, m in enumerate(masks[bind])]
+                    if not bind else [], "what is told", run)
+        for lane in ("compute", "comm", "adam"):
+            t.check(masks[None][0][lane] != masks[None][1][lane], f"{lane}: {masks[None]}")
+            t.equal(masks["true"][0][lane], masks["true"][1][lane], f"{lane}, bound by the user")
+
+
+MESSAGES_BYTES = 16e6  # what Open MPI and its plugin take in each process, and blocks on their way
+
+
+def watch_peaks(process):
+    """The most that each process of a job has held, by its id (RssAnon + RssShmem, sampled)."""
+    peaks = {}
+    while process.is_running():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for pid in ranks_of(process):
+                held = t.private_bytes(pid)
+                peaks[pid] = max(peaks.get(pid, 0), held)
+        time.sleep(0.02)
+    return peaks
+
+
+@t.test
+def processes_together_take_what_is_planned():
+    """Each holds its shards of one model and what one or two units need: nobody holds it whole."""
+    if t.SANITIZED:
+        return
+    with t.folder() as tmp:
+        with open(tmp + "/config.json", "w", encoding="utf-8") as file:
+            json.dump({**t.MIDDLE_MODEL, "num_hidden_layers": 2, "vocab_size": 4096}, file)
+        t.spillway("init", "--config", tmp + "/config.json", "--seed", 3, "--out", tmp + "/model",
+                   rc=0)
+        more = ["--zero", 3, "--optimizer", "nvme"]
+        for resume in ([], ["--resume"]):
+            process = launch(2, tmp + "/out", "--ranks", 2, *more, "--keep-store", *resume,
+                             model=tmp + "/model", steps=1 + len(resume))
+            peaks = watch_peaks(process)
+            run = process.finish()
+            t.equal((run.rc, len(peaks)), (0, 2), "status and processes", run)
+            table = t.totals(run.stdout.replace("\r", ""))
+            planned = 2 * (1.05 * (2 * table["device"] + table["host"]) + MESSAGES_BYTES)
+            t.check(sum(peaks.values()) <= planned,
+                    f"{resume}: {sum(peaks.values()) / 1e6:.0f} MB of {planned / 1e6:.0f} MB", run)
+
+
+@t.test
+def little_shared_memory_changes_no_bit():
+    """Containers have 64 MB at /dev/shm, or less: messages may go another way, which is told."""
+    probe = ["-m", "sh", "-c", "mount -t tmpfs -o size=1m none /dev/shm && exec \"$@\"", "small"]
+    if t.Process([*probe, "true"], program="unshare").finish().rc != 0:
+        print("# not applicable here: no file system can be mounted", flush=True)
+        return
+    with t.folder() as tmp:
+        want = digest(alone(tmp + "/1", "--ranks", 2))
+        small = job(2, tmp + "/2", wrap=["unshare", *probe])
+        t.equal(digest(small), want, "digest with 1 MB of shared memory", small)
+        told = "/dev/shm has 1.05 MB left and Open MPI takes 9.44 MB there for 2 processes"
+        t.equal(small.text.count(told), 1, "warnings", small)
+
+
+@t.test
+def processes_that_cannot_reach_each_other_end_at_once():
+    with t.folder() as tmp:
+        run = job(2, tmp + "/out", rc=None, env={"OMPI_MCA_btl": "self"})
+        t.check(run.rc != 0, "a job that never met is a success", run)
+        t.check(run.seconds < 20 * t.SLOWDOWN, f"it took {run.seconds:.1f} s", run)
 
 
 @t.test

@@ -30,7 +30,8 @@ import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TOOLS = {"run.py", "support.py", "check_broken.py", "tidy.py"}  # in tests/, but no tests themselves
+# In tests/, but no tests themselves.
+TOOLS = {"run.py", "support.py", "support_processes.py", "check_broken.py", "tidy.py"}
 TIME_LIMIT_S = 150
 SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3}  # how much longer a configuration may take
 OUTPUT_LINES_MAX = 120                         # shown of one failing program

@@ -173,11 +173,20 @@ def _read_fields(path):
     return fields
 
 
+def _private(status):
+    return status.get("RssAnon", 0) + status.get("RssShmem", 0)
+
+
+def private_bytes(pid):
+    """RssAnon + RssShmem of a process, now."""
+    return _private(_read_fields(f"/proc/{pid}/status"))
+
+
 def as_from_a_shell(preexec):
     """For preexec: signals that whoever runs the tests ignores (nohup, a background job) have their
     usual effect, before what the test wants."""
     def become():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_DFL)
         if preexec:
             preexec()
@@ -221,7 +230,7 @@ class Process:
                 status = _read_fields(f"/proc/{self.pid}/status")
             except (FileNotFoundError, ProcessLookupError):
                 return
-            now = status.get("RssAnon", 0) + status.get("RssShmem", 0)
+            now = _private(status)
             self.run.peak_private_bytes = max(self.run.peak_private_bytes, now)
             time.sleep(0.003)
 
@@ -246,6 +255,9 @@ class Process:
 
     def signal(self, number):
         os.kill(self.pid, number)
+
+    def is_running(self):
+        return not self._is_zombie()
 
     def finish(self, timeout_s=120):
         """Waits for the end, reads the kernel's counters from the zombie, reaps it."""
@@ -276,11 +288,13 @@ class Process:
 
     def _wait_zombie(self, end):
         while time.monotonic() < end:
-            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
-            if os.waitid(os.P_PID, self.pid, flags) is not None:
+            if self._is_zombie():
                 return True
             time.sleep(0.002)
         return False
+
+    def _is_zombie(self):
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 def spillway(*args, rc=None, timeout_s=120, **options):

@@ -236,7 +236,7 @@ static int run_channels(int count, char **arguments) {
     struct sw_comm_handle handles[THREADS + 2];
     int ret = 0;
     for (int i = 0; i < THREADS && ret == 0; i++) {
-        ret = sw_world_channel(world, &handles[i]);
+        ret = sw_world_channel(world, &handles[i], timeout_s);
         expect(ret < 0 || handles[i].rank == sw_world_index(world));
         expect(ret < 0 || handles[i].size == sw_world_size(world));
     }
@@ -345,7 +345,8 @@ static int run_endless(int count, char **arguments) {
     (void)count, (void)arguments;
     struct sw_comm_handle handles[THREADS + 2];
     int ret = 0;
-    for (int i = 0; i < THREADS && ret == 0; i++) ret = sw_world_channel(world, &handles[i]);
+    for (int i = 0; i < THREADS && ret == 0; i++)
+        ret = sw_world_channel(world, &handles[i], timeout_s);
     if (ret == 0) ret = sw_world_ranks(world, &handles[THREADS], 2, timeout_s);
     return ret < 0 ? ret : in_threads(handles, THREADS + 2, for_ever);
 }

@@ -193,8 +193,9 @@ static void processes_have_names_of_their_own(void **state) {
     char small[12];
     assert_int_equal(sw_process_path("trace.json", 1, small, sizeof(small)), -ENAMETOOLONG);
     const char *const own[] = {"trace.json", "trace-p1.json", "trace-p63.json"};
-    const char *const others[] = {"trace-p.json", "trace-p1", "trace-p1.json.x", "trace-p1x.json",
-                                  "trace1.json",  "race.json", "trace"};
+    const char *const others[] = {"trace-p.json",   "trace-p1",    "trace-p1.json.x",
+                                  "trace-p1x.json", "trace1.json", "race.json",
+                                  "trace"};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
         assert_true(sw_process_is_named(own[i], "trace.json"));
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
