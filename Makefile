@@ -194,8 +194,11 @@ build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kerne
 
 # The same kernels by the host's compiler. The stand-in itself is invisible to TSan, which it tells
 # what a kernel does.
-standin_srcs  := $(wildcard tests/standin/*.cpp)
-standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_srcs:%=$(O)/standin/%.o)
+# NCCL's headers may be missing where CUDA's are not.
+standin_srcs  := $(filter-out $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),, \
+                   %_nccl.cpp),$(wildcard tests/standin/*.cpp))
+standin_cpu   := $(standin_srcs:%=$(O)/standin/%.o)
+standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_cpu)
 standin_flags := -fPIC -ftls-model=initial-exec -Itests/standin -isystem $(CUDA_HOME)/include
 $(O)/standin/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -213,6 +216,14 @@ $(dir $(program))standin/libspillway_cuda.so: $(standin_objs) $(cuda_c:%=$(O)/%.
 	$(Q)$(CXX) $(common) -shared -Wl,-Bsymbolic -Wl,--version-script=kernels/cuda/plugin.map \
 	  $(filter %.o,$^) -lpthread -o $@
 $(filter $(O)/tests/test_cuda%,$(tests)): | $(standin)
+
+# The stand-in's own test calls it as a program calls CUDA.
+ifeq ($(WITH_CUDA),yes)
+standin_test := $(standin_cpu) $(O)/standin/tests/standin/standin_probes.cu.o
+$(O)/tests/test_standin: $(standin_test)
+$(O)/tests/test_standin: libs += -lstdc++
+$(O)/tests/test_standin.c.o: cflags += -isystem $(CUDA_HOME)/include
+endif
 
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
 $(O)/tests/preload/%.so: tests/preload/%.c tests/support_file_name.h Makefile

@@ -142,7 +142,7 @@ def tests_are_run():
     for name in FILES:
         if not name.startswith("tests/") or name in names or name in tools:
             continue
-        if re.match(r"tests/(broken/\w+\.broken|support_\w+\.[ch]|standin/\w+\.(cpp|h))$", name):
+        if re.match(r"tests/(broken/\w+\.broken|support_\w+\.[ch]|standin/\w+\.(cpp|cu|h))$", name):
             continue
         if re.match(r"tests/(long|bench)/", name) and os.path.basename(name) in elsewhere:
             continue

@@ -10,8 +10,8 @@ constexpr size_t SHARED_DEFAULT = 48 << 10;
 constexpr size_t SHARED_MOST =
     99 << 10; /* of compute capability 8.9, the least that is built for */
 
-std::mutex limits_lock;
-std::map<const void *, size_t> limits;
+auto &limits_lock = *new std::mutex;
+auto &limits = *new std::map<const void *, size_t>;
 
 /* Workers wait for a grid; the caller waits for them, so that the fibers and their stacks are those
  * of a few threads, whoever launches. One grid runs at a time. */

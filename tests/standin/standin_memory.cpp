@@ -20,10 +20,10 @@ struct Allocation {
     char *base;
     int device;
 };
-std::mutex lock;
-std::map<char *, Allocation> device_memory;
-std::map<char *, size_t> pinned_memory;
-std::map<int, size_t> used;
+auto &lock = *new std::mutex;
+auto &device_memory = *new std::map<char *, Allocation>;
+auto &pinned_memory = *new std::map<char *, size_t>;
+auto &used = *new std::map<int, size_t>;
 int open_count = 0;
 
 size_t round_up(size_t value, size_t step) {

@@ -39,14 +39,14 @@ struct Stream {
 };
 
 namespace {
-std::mutex lock;
-std::condition_variable changed;
-std::vector<StreamPtr> streams;      /* all that live or have work left */
-std::vector<StreamPtr> null_streams; /* by device */
-bool running = false;                /* a piece of work, by some thread */
+/* Never destroyed: a thread waits with them when the program ends. */
+auto &lock = *new std::mutex;
+auto &changed = *new std::condition_variable;
+auto &streams = *new std::vector<StreamPtr>;      /* all that live or have work left */
+auto &null_streams = *new std::vector<StreamPtr>; /* by device */
+auto &host_functions = *new std::deque<std::pair<StreamPtr, std::function<void()>>>;
+bool running = false; /* a piece of work, by some thread */
 uint64_t random_state = 0;
-
-std::deque<std::pair<StreamPtr, std::function<void()>>> host_functions;
 
 uint64_t next_random() {
     if (!random_state) random_state = settings().stream_seed * 0x9E3779B97F4A7C15ull | 1;

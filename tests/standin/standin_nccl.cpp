@@ -1,0 +1,287 @@
+/* tests/standin/standin_nccl.cpp - NCCL for the devices of one process: collectives as meetings of
+ * streams.
+ *
+ * A call returns when its part is queued. It runs when every rank's part has come to the front of
+ * its stream, so a rank that does not call, or waits for the others first, hangs here as it does on
+ * GPUs. Parts that do not belong together stop the program. Sums go round the ring as NCCL's do:
+ * the piece of rank r begins with rank r + 1, and BF16 sums are rounded at each hop.
+ *
+ * STANDIN_NCCL_FAIL=N: call N of each communicator (from 1) never ends, and is an asynchronous
+ * error, until the communicator is aborted. */
+#include <nccl.h>
+
+#include "standin_internal.h"
+
+#include <cstdlib>
+#include <map>
+
+namespace {
+enum Operation { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
+const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast"};
+
+struct Call {
+    Operation op;
+    size_t count;
+    ncclDataType_t type;
+    int root, ranks;
+    std::vector<const void *> in;
+    std::vector<void *> out;
+};
+
+struct Team {
+    std::mutex lock;
+    int size = 0;
+    uint64_t fails_at = 0;
+    bool failed = false, aborted = false;
+    struct Meet {
+        std::shared_ptr<Call> call;
+        std::shared_ptr<standin::Meeting> meeting;
+    };
+    std::map<uint64_t, Meet> open; /* by number, until every rank has called */
+    std::vector<std::shared_ptr<standin::Meeting>> submitted;
+};
+} // namespace
+
+struct ncclComm {
+    std::shared_ptr<Team> team;
+    int rank, device;
+    uint64_t calls;
+};
+
+namespace {
+thread_local int group_depth = 0;
+thread_local std::vector<std::function<ncclResult_t()>> group_calls;
+
+size_t bytes_of(ncclDataType_t type) {
+    switch (type) {
+    case ncclInt8:
+    case ncclUint8:
+        return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+        return 2;
+    case ncclInt32:
+    case ncclUint32:
+    case ncclFloat32:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+/* Elements [first, first + count) of all ranks, beginning with rank `begin`. */
+std::vector<char> ring_sum(const Call &c, size_t first, size_t count, int begin) {
+    std::vector<char> out(count * bytes_of(c.type));
+    for (size_t i = 0; i < count; i++) {
+        float sum = 0.0f;
+        for (int hop = 0; hop < c.ranks; hop++) {
+            const void *in = c.in[(size_t)((begin + hop) % c.ranks)];
+            if (c.type == ncclFloat32) {
+                const float x = static_cast<const float *>(in)[first + i];
+                sum = hop ? sum + x : x;
+            } else {
+                const float x = sw_f32_from_bf16(static_cast<const sw_bf16 *>(in)[first + i]);
+                sum = hop ? sw_f32_from_bf16(sw_bf16_from_f32(sum + x)) : x;
+            }
+        }
+        if (c.type == ncclFloat32)
+            reinterpret_cast<float *>(out.data())[i] = sum;
+        else
+            reinterpret_cast<sw_bf16 *>(out.data())[i] = sw_bf16_from_f32(sum);
+    }
+    return out;
+}
+
+/* Everything is read before anything is written: buffers may be in place. */
+void run_call(const Call &c) {
+    const size_t bytes = c.count * bytes_of(c.type);
+    std::vector<std::vector<char>> results((size_t)c.ranks);
+    for (int r = 0; r < c.ranks; r++) {
+        std::vector<char> &to = results[(size_t)r];
+        if (c.op == ALL_GATHER) {
+            for (int from = 0; from < c.ranks; from++) {
+                const char *in = static_cast<const char *>(c.in[(size_t)from]);
+                to.insert(to.end(), in, in + bytes);
+            }
+        } else if (c.op == BROADCAST) {
+            const char *in = static_cast<const char *>(c.in[(size_t)c.root]);
+            to.assign(in, in + bytes);
+        } else if (c.op == REDUCE_SCATTER) {
+            to = ring_sum(c, (size_t)r * c.count, c.count, r + 1);
+        } else if (r == 0) {
+            to = ring_sum(c, 0, c.count, 1);
+        } else {
+            to = results[0];
+        }
+    }
+    for (int r = 0; r < c.ranks; r++)
+        memcpy(c.out[(size_t)r], results[(size_t)r].data(), results[(size_t)r].size());
+}
+
+bool is_on(int device, const void *p, size_t bytes) {
+    int found = -1;
+    return bytes == 0 ||
+           (standin::place_of(p, bytes, &found) == standin::DEVICE && found == device);
+}
+
+ncclResult_t join(ncclComm *comm, const Call &mine, const void *in, size_t in_bytes, void *out,
+                  size_t out_bytes, cudaStream_t stream) {
+    const std::shared_ptr<Team> team = comm->team;
+    const standin::StreamPtr queue = standin::stream_of(stream);
+    std::lock_guard<std::mutex> held(team->lock);
+    if (team->aborted) return ncclInvalidUsage;
+    if (!is_on(comm->device, in, in_bytes) || !is_on(comm->device, out, out_bytes) ||
+        standin::stream_device(queue) != comm->device)
+        return ncclInvalidArgument;
+    const uint64_t number = ++comm->calls;
+    Team::Meet &meet = team->open[number];
+    if (!meet.call) {
+        meet.call = std::make_shared<Call>(mine);
+        meet.call->in.resize((size_t)team->size);
+        meet.call->out.resize((size_t)team->size);
+        meet.meeting = std::make_shared<standin::Meeting>();
+        meet.meeting->parts = (uint32_t)team->size + (number == team->fails_at ? 1 : 0);
+        meet.meeting->run = [call = meet.call] { run_call(*call); };
+        team->failed |= number == team->fails_at;
+        team->submitted.push_back(meet.meeting);
+    }
+    const Call &c = *meet.call;
+    if (c.op != mine.op || c.count != mine.count || c.type != mine.type || c.root != mine.root)
+        standin::die("NCCL: rank %d calls %s of %zu, another one %s of %zu", comm->rank,
+                     names[mine.op], mine.count, names[c.op], c.count);
+    meet.call->in[(size_t)comm->rank] = in;
+    meet.call->out[(size_t)comm->rank] = out;
+    const std::shared_ptr<standin::Meeting> meeting = meet.meeting;
+    if (meeting->streams.size() + 1 == (size_t)team->size) team->open.erase(number);
+    standin::submit_part(queue, meeting);
+    return ncclSuccess;
+}
+
+/* At once, or at the end of the group. */
+ncclResult_t call(ncclComm *comm, Operation op, const void *in, void *out, size_t count,
+                  ncclDataType_t type, int root, size_t in_count, size_t out_count,
+                  cudaStream_t stream) {
+    if (!comm) return ncclInvalidArgument;
+    const Call mine = {op, count, type, root, comm->team->size, {}, {}};
+    const size_t bytes = bytes_of(type);
+    const auto go = [=] {
+        return join(comm, mine, in, in_count * bytes, out, out_count * bytes, stream);
+    };
+    if (group_depth == 0) return go();
+    group_calls.push_back(go);
+    return ncclSuccess;
+}
+
+bool can_sum(ncclDataType_t type, ncclRedOp_t op) {
+    return op == ncclSum && (type == ncclFloat32 || type == ncclBfloat16);
+}
+} // namespace
+
+extern "C" {
+ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+const char *ncclGetErrorString(ncclResult_t result) {
+    switch (result) {
+    case ncclSuccess:
+        return "no error";
+    case ncclInvalidArgument:
+        return "invalid argument";
+    case ncclInvalidUsage:
+        return "invalid usage";
+    case ncclRemoteError:
+        return "remote process exited or there was a network error";
+    default:
+        return "another error of NCCL";
+    }
+}
+const char *ncclGetLastError(ncclComm_t) {
+    return "";
+}
+
+ncclResult_t ncclCommInitAll(ncclComm_t *comms, int size, const int *devices) {
+    if (!comms || size < 1 || size > standin::settings().devices) return ncclInvalidArgument;
+    auto team = std::make_shared<Team>();
+    const char *fail = getenv("STANDIN_NCCL_FAIL");
+    team->size = size;
+    team->fails_at = fail ? strtoull(fail, nullptr, 10) : 0;
+    for (int r = 0; r < size; r++) comms[r] = new ncclComm{team, r, devices ? devices[r] : r, 0};
+    return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t) {
+    return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    delete comm;
+    return ncclSuccess;
+}
+/* Everything that is under way ends, on every rank, without having happened. */
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    {
+        std::lock_guard<std::mutex> held(comm->team->lock);
+        comm->team->aborted = true;
+        for (const auto &meeting : comm->team->submitted) standin::abandon(meeting);
+    }
+    delete comm;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
+    std::lock_guard<std::mutex> held(comm->team->lock);
+    *result = comm->team->failed ? ncclRemoteError : ncclSuccess;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+    *count = comm->team->size;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+    *rank = comm->rank;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
+    *device = comm->device;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group_depth++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd(void) {
+    if (group_depth == 0) return ncclInvalidUsage;
+    if (--group_depth > 0) return ncclSuccess;
+    std::vector<std::function<ncclResult_t()>> calls;
+    calls.swap(group_calls);
+    ncclResult_t first = ncclSuccess;
+    for (const auto &one : calls) {
+        const ncclResult_t result = one();
+        if (first == ncclSuccess) first = result;
+    }
+    return first;
+}
+
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+    if (!comm) return ncclInvalidArgument;
+    return call(comm, ALL_GATHER, in, out, count, type, 0, count, count * (size_t)comm->team->size,
+                stream);
+}
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    if (!comm || !can_sum(type, op)) return ncclInvalidArgument;
+    return call(comm, REDUCE_SCATTER, in, out, count, type, 0, count * (size_t)comm->team->size,
+                count, stream);
+}
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    if (!can_sum(type, op)) return ncclInvalidArgument;
+    return call(comm, ALL_REDUCE, in, out, count, type, 0, count, count, stream);
+}
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+    if (!comm || root < 0 || root >= comm->team->size) return ncclInvalidArgument;
+    return call(comm, BROADCAST, in, out, count, type, root, comm->rank == root ? count : 0, count,
+                stream);
+}
+}
