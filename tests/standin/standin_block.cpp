@@ -65,7 +65,7 @@ struct Worker {
     unsigned phase = 0;
     int parity = 0; /* of the block, under TSan */
     uint8_t next_token = 0;
-    char tsan_barrier[2], tsan_start, tsan_end[2], tsan_token[256];
+    char tsan_barrier[2], tsan_begin[2], tsan_end[2], tsan_token[256];
 };
 thread_local Worker *worker = nullptr;
 
@@ -212,8 +212,7 @@ STANDIN_INTERNAL void fiber_main() {
     for (;;) {
         Thread *t = self->assigned;
         activate(w, t);
-        TSAN_ACQUIRE(&w.tsan_start);
-        TSAN_ACQUIRE(&w.tsan_end[w.parity]);
+        TSAN_ACQUIRE(&w.tsan_begin[w.parity]);
         w.launch->thread();
         TSAN_RELEASE(&w.tsan_end[w.parity]);
         leave(w, t);
@@ -250,6 +249,9 @@ STANDIN_INTERNAL void run_block(Worker &w, uint64_t block) {
     w.arena = w.arenas[w.parity];
     w.dynamic = w.dynamics[w.parity];
     w.arena_used = ARENA_BYTES / 4;
+    /* After the block before the last one, whose memory this is, and not after each other. */
+    TSAN_ACQUIRE(&w.tsan_end[w.parity]);
+    TSAN_RELEASE(&w.tsan_begin[w.parity]);
 #endif
     ASAN_UNPOISON_MEMORY_REGION(w.arena, w.arena_used);
     fill_with_nan(w.arena, w.arena_used);
@@ -332,7 +334,6 @@ void run_blocks(Grid &grid) {
     const size_t fibers = grid.blocks > 1 ? 2 * THREADS_MAX : THREADS_MAX + (size_t)w.count;
     while (w.fibers.size() < fibers) another_fiber(w);
 #endif
-    TSAN_RELEASE(&w.tsan_start);
     const unsigned mode = _mm_getcsr();
     if (l.flush_subnormals) _mm_setcsr(mode | FLUSH_SUBNORMALS);
     for (;;) {

@@ -76,8 +76,9 @@ void serve_host_functions() {
 }
 
 void start_host_function(const StreamPtr &s, Item &item) {
-    static std::thread *thread = new std::thread(serve_host_functions);
-    (void)thread;
+    static bool serves = false;
+    if (!serves) std::thread(serve_host_functions).detach();
+    serves = true;
     item.started = true;
     host_functions.emplace_back(s, std::move(item.work));
     changed.notify_all();
