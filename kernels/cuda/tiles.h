@@ -66,6 +66,7 @@ __device__ __forceinline__ void store_rows(sw_bf16 *to, const sw_bf16 *tile, uin
 template <int D, int WIDTH>
 __device__ __forceinline__ void put_rows(sw_bf16 *tile, const float (&x)[WIDTH / 8][4],
                                          const float (&factor)[2]) {
+    __syncwarp(); /* the other lanes have read what lay there */
 #pragma unroll
     for (int n = 0; n < WIDTH / 8; n++)
 #pragma unroll

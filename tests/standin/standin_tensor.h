@@ -47,21 +47,23 @@ struct Ldmatrix {
     bool transposed;
 };
 
+STANDIN_INTERNAL inline uint32_t ldmatrix_element(const Warp &w, int matrix, int row, int column) {
+    const uint32_t word = static_cast<Ldmatrix *>(w.arg[matrix * 8 + row])->row[column / 2];
+    return column & 1 ? word >> 16 : word & 0xFFFFu;
+}
+
 /* Matrix i's rows come from lanes 8 i to 8 i + 7; lane l gets row l / 4, columns 2 (l % 4) and the
  * next one, or the same of the transposed matrix. */
 STANDIN_INTERNAL inline void ldmatrix_run(Warp &w, uint32_t mask) {
     if (mask != 0xFFFFFFFFu) die("ldmatrix: all 32 lanes must take part");
-    const auto element = [&](int matrix, int row, int column) {
-        const uint32_t word = static_cast<Ldmatrix *>(w.arg[matrix * 8 + row])->row[column / 2];
-        return column & 1 ? word >> 16 : word & 0xFFFFu;
-    };
     for (int lane = 0; lane < 32; lane++) {
         auto *me = static_cast<Ldmatrix *>(w.arg[lane]);
         const int row = lane / 4, column = lane % 4 * 2;
         for (int i = 0; i < me->matrices; i++)
-            me->out[i] = me->transposed
-                             ? element(i, column, row) | element(i, column + 1, row) << 16
-                             : element(i, row, column) | element(i, row, column + 1) << 16;
+            me->out[i] = me->transposed ? ldmatrix_element(w, i, column, row) |
+                                              ldmatrix_element(w, i, column + 1, row) << 16
+                                        : ldmatrix_element(w, i, row, column) |
+                                              ldmatrix_element(w, i, row, column + 1) << 16;
     }
 }
 
