@@ -196,12 +196,44 @@ static void without_apply_nothing_changes(void **state) {
     }
 }
 
+/* What the boxes' values do not meet: results just below the smallest normal number, and masters
+ * half way between two weights, which stay where they are as nothing moves them. */
+static void subnormals_are_zero_and_ties_go_away_from_zero(void **state) {
+    NEEDS_STANDIN();
+    enum { COUNT = 512 };
+    const struct sw_adam_hyper still = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+    struct sw_adam_step step;
+    sw_adam_prepare(&step, &still, 1, 1.0f);
+    for (int shape = 0; shape < SHAPES; shape++) {
+        struct adam_box boxes[2];
+        for (int b = 0; b < 2; b++) {
+            struct sw_adam_chunk *c = &boxes[b].chunk;
+            adam_box_init(&boxes[b], adam_shape(shape), COUNT, 0, 10);
+            memset((void *)(uintptr_t)c->grad, 0, COUNT * sw_dtype_bytes(c->format.grad));
+            for (int i = 0; i < COUNT; i++) {
+                const float master = sw_f32_from_bits(0x3F808000u + ((uint32_t)i << 16));
+                if (c->master) c->master[i] = master;
+                if (c->half) c->half[i] = sw_bf16_from_weight(master);
+                if (c->remainder) c->remainder[i] = sw_remainder_from_f32(master, c->half[i]);
+                if (c->momentum) c->momentum[i] = i % 2 ? 1.2e-38f : -1e-40f;
+                if (c->variance) c->variance[i] = i % 3 ? 1.2e-38f : 1e-40f;
+            }
+        }
+        sw_adam_update(adam_forced(SW_ISA_SCALAR), &step, &boxes[0].chunk, 1, NULL);
+        update_on_device(&boxes[1].chunk, &step, 1, 0);
+        adam_box_same(&boxes[0], &boxes[1], "subnormals and ties");
+        if (boxes[1].chunk.momentum) assert_true(boxes[1].chunk.momentum[1] == 0.0f);
+        for (int b = 0; b < 2; b++) adam_box_exit(&boxes[b]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_device_has_the_bits_of_the_cpu),
         cmocka_unit_test(any_alignment_and_many_updates),
         cmocka_unit_test(many_ranges_are_all_heeded),
         cmocka_unit_test(without_apply_nothing_changes),
+        cmocka_unit_test(subnormals_are_zero_and_ties_go_away_from_zero),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -570,6 +570,26 @@ static void products_match_double(void **state) {
     ref_report_print(&report);
 }
 
+/* A slice of a tensor begins anywhere. */
+static void products_of_slices(void **state) {
+    NEEDS_STANDIN();
+    for (uint64_t first = 0; first < 16; first++) {
+        struct cuda_tensor x = tensor(SW_BF16, 64, 1.0), c = tensor(SW_FP32, 64, 1.0);
+        const sw_bf16 *at = (const sw_bf16 *)x.data + first;
+        const struct sw_gemm g = {
+            4, 4, 4, 0, 0, 0, at, SW_BF16, 4, at, SW_BF16, 4, (float *)c.data + first, SW_FP32, 4};
+        RUN(gemm(dev.stream, &g));
+        cuda_tensor_get(&c);
+        for (uint64_t i = 0; i < 16; i++) {
+            double sum = 0.0;
+            for (uint64_t k = 0; k < 4; k++)
+                sum += x.exact[first + i / 4 * 4 + k] * x.exact[first + k * 4 + i % 4];
+            assert_true(fabs(ref_value(SW_FP32, c.host, first + i) - sum) <= 4 * 4 * unit);
+        }
+        FREE_ALL(&x, &c);
+    }
+}
+
 /* Over an empty sum C stays, or becomes zero; products of nothing do nothing. */
 static void products_of_nothing(void **state) {
     NEEDS_STANDIN();
@@ -639,6 +659,7 @@ int main(void) {
         cmocka_unit_test(round_norm_counts_what_is_not_finite),
         cmocka_unit_test(sum_is_in_index_order_in_double),
         cmocka_unit_test(products_match_double),
+        cmocka_unit_test(products_of_slices),
         cmocka_unit_test(products_of_nothing),
         cmocka_unit_test(empty_calls_change_nothing),
     };

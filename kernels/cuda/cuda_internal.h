@@ -15,7 +15,8 @@ enum { SW_CUDA_SHAPES_MAX = 256, SW_CUDA_WORKSPACE_BYTES = 32 << 20 };
 /* Everything of a product but its pointers. */
 struct sw_cuda_shape {
     uint64_t m, n, k, lda, ldb, ldc;
-    uint32_t trans_a, trans_b, accumulate, dtype, c_dtype, pad;
+    uint32_t trans_a, trans_b, accumulate, dtype, c_dtype;
+    uint32_t align_bytes; /* of every pointer: 16, or less where one is less */
 };
 
 struct sw_cuda_product {

@@ -48,9 +48,14 @@ int sw_cuda_gemm_prepare(struct sw_stream *s) {
                          "the workspace of matrix products");
 }
 
-/* The algorithm that the library puts first, among those that fit the workspace. */
+/* The algorithm that the library puts first, among those that fit the workspace and the pointers:
+ * it would else count on 256 bytes of alignment, which a slice of tokens need not have. */
 static int choose(struct sw_device *d, struct sw_cuda_product *p) {
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const uint64_t bytes = SW_CUDA_WORKSPACE_BYTES;
+    const uint32_t align = p->shape.align_bytes;
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t result;
     int found = 0;
@@ -58,6 +63,9 @@ static int choose(struct sw_device *d, struct sw_cuda_product *p) {
     if (status == CUBLAS_STATUS_SUCCESS)
         status = cublasLtMatmulPreferenceSetAttribute(
             preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes));
+    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
+        status =
+            cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &align, sizeof(align));
     if (status == CUBLAS_STATUS_SUCCESS)
         status = cublasLtMatmulAlgoGetHeuristic(d->blas, p->desc, p->a, p->b, p->c, p->c,
                                                 preference, 1, &result, &found);
@@ -134,6 +142,14 @@ static int empty_sum(struct sw_stream *s, const struct sw_gemm *g) {
     return ret;
 }
 
+/* No more than 16, so that the algorithm does not depend on where a tensor happens to lie. */
+static uint32_t alignment_of(const struct sw_gemm *g) {
+    const uintptr_t bits = (uintptr_t)g->a | (uintptr_t)g->b | (uintptr_t)g->c;
+    uint32_t align = 16;
+    while (bits % align) align /= 2;
+    return align;
+}
+
 int sw_cuda_gemm(struct sw_stream *s, const struct sw_gemm *g) {
     struct sw_device *d = s->device;
     assert(g->a_dtype == g->b_dtype); /* the library has no mixed operands, and nobody asks */
@@ -149,7 +165,8 @@ int sw_cuda_gemm(struct sw_stream *s, const struct sw_gemm *g) {
                                         .trans_b = g->trans_b != 0,
                                         .accumulate = g->accumulate != 0,
                                         .dtype = (uint32_t)g->a_dtype,
-                                        .c_dtype = (uint32_t)g->c_dtype};
+                                        .c_dtype = (uint32_t)g->c_dtype,
+                                        .align_bytes = alignment_of(g)};
     const float one = 1.0f, beta = g->accumulate ? 1.0f : 0.0f;
     const struct sw_cuda_product *p = NULL;
     int ret = sw_cuda_gemm_prepare(s);

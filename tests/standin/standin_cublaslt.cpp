@@ -15,8 +15,11 @@ struct Layout {
     uint64_t rows, cols;
     int64_t ld;
 };
+struct Preference {
+    uint32_t align[4] = {256, 256, 256, 256}; /* of A, B, C and D, as the library assumes it */
+};
 struct Algo {
-    uint32_t magic;
+    uint32_t magic, align[4]; /* what it counts on */
 };
 constexpr uint32_t MAGIC = 0x5057544Cu;
 
@@ -153,23 +156,32 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
-    *out = reinterpret_cast<cublasLtMatmulPreference_t>(new size_t(0));
+    *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-    delete reinterpret_cast<size_t *>(preference);
+    delete reinterpret_cast<Preference *>(preference);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
-                                                    cublasLtMatmulPreferenceAttributes_t,
-                                                    const void *, size_t) {
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
+    const int which = attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES   ? 0
+                      : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES ? 1
+                      : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES ? 2
+                      : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES ? 3
+                                                                                : -1;
+    if (which < 0) return CUBLAS_STATUS_SUCCESS;
+    uint32_t *align = &reinterpret_cast<Preference *>(preference)->align[which];
+    if (bytes != sizeof(*align)) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(align, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t,
-                                              cublasLtMatmulPreference_t, int wanted,
+                                              cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *found) {
     *found = 0;
@@ -177,7 +189,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         !has(*layout_of(a), *layout_of(b), *layout_of(c)))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     memset(&results[0], 0, sizeof(results[0]));
-    const Algo algo = {MAGIC};
+    Algo algo = {MAGIC, {}};
+    memcpy(algo.align, reinterpret_cast<Preference *>(preference)->align, sizeof(algo.align));
     memcpy(&results[0].algo, &algo, sizeof(algo));
     results[0].state = CUBLAS_STATUS_SUCCESS;
     *found = 1;
@@ -208,6 +221,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (!has(p.a, p.b, p.c)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!in_device(a, p.a) || !in_device(b, p.b) || !in_device(d, p.c))
         return CUBLAS_STATUS_INVALID_VALUE;
+    const void *const pointers[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++)
+        if (reinterpret_cast<uintptr_t>(pointers[i]) % algo.align[i])
+            return CUBLAS_STATUS_INVALID_VALUE;
     standin::submit(standin::stream_of(stream), [p] { multiply(p); });
     return CUBLAS_STATUS_SUCCESS;
 }
