@@ -97,7 +97,7 @@ $(info no CUDA toolkit here, so no libspillway_cuda.so: GPUs need it, and so do 
 endif
 endif
 
-# What this machine has, a line each. NCCL is optional; this version does not use it.
+# What this machine has, a line each. NCCL is optional: several GPUs need it.
 said      = @printf '  %-8s %-8s %s\n' $(1) $(2) $(3)
 probes:
 	$(call said,liburing,required,$(call probe,liburing.h,-luring))
@@ -174,8 +174,11 @@ $(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a $(plug
 # Kernels by nvcc; the C files once for the GPU and the stand-in. adam.cu has the CPU's bits: no
 # contraction, and subnormals count as zero.
 cuda_kernels := $(wildcard kernels/cuda/*.cu)
-cuda_c       := $(wildcard kernels/cuda/*.c)
-$(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include
+# NCCL may be missing where CUDA is not.
+WITH_NCCL    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h)
+cuda_c       := $(filter-out $(if $(WITH_NCCL),,%_nccl.c),$(wildcard kernels/cuda/*.c))
+$(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include \
+                                $(if $(WITH_NCCL),-DSW_WITH_NCCL)
 nvcc_flags := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC -I. \
               $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(a),code=compute_$(a))
@@ -190,13 +193,11 @@ build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kerne
 	@echo "  LINK  $@"
 	$(Q)$(CC) -shared -Wl,-z,defs -Wl,--version-script=kernels/cuda/plugin.map \
 	  $(filter %.o,$^) -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 \
-	  -lcudart_static -lcublasLt -lstdc++ -lm -ldl -lrt -lpthread -o $@
+	  -lcudart_static -lcublasLt $(if $(WITH_NCCL),-lnccl) -lstdc++ -lm -ldl -lrt -lpthread -o $@
 
 # The same kernels by the host's compiler. The stand-in itself is invisible to TSan, which it tells
 # what a kernel does.
-# NCCL's headers may be missing where CUDA's are not.
-standin_srcs  := $(filter-out $(if $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h),, \
-                   %_nccl.cpp),$(wildcard tests/standin/*.cpp))
+standin_srcs  := $(filter-out $(if $(WITH_NCCL),,%_nccl.cpp),$(wildcard tests/standin/*.cpp))
 standin_cpu   := $(standin_srcs:%=$(O)/standin/%.o)
 standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_cpu)
 standin_flags := -fPIC -ftls-model=initial-exec -Itests/standin -isystem $(CUDA_HOME)/include

@@ -58,6 +58,12 @@ int sw_comm_open_self(struct sw_comm_handle *out);
  * one frees. */
 int sw_comm_open_host(struct sw_comm_handle *out, uint32_t size, double timeout_s);
 
+/* `size` ranks that are devices of this process, each used by its own thread: -ENOTSUP, unreported,
+ * where the devices form no groups. Gradients are carried as FP32 alone; a sum's order is the
+ * library's. */
+int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
+                         uint32_t size, double timeout_s);
+
 /* What a call moves over this rank's links, in bytes: the textbook's (size - 1) / size of the
  * whole.
  */

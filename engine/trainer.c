@@ -65,9 +65,17 @@ static int choose_device(struct sw_trainer *t) {
     if (o->device == SW_DEVICE_HOST) return 0;
     const int count = sw_device_cuda_count();
     if (count < 0) return count;
-    if (t->world_ranks > 1) {
-        sw_error("--device cuda: several ranks on GPUs need NCCL, which this version does not use "
-                 "yet; train with one, or with --device host");
+    if (t->world) {
+        sw_error("--device cuda: GPUs train in one process, with --ranks up to %d here", count);
+        return -ENOTSUP;
+    }
+    if (o->ranks > (uint32_t)count) {
+        sw_error("--ranks %u: there %s %d GPU%s, one for each rank", o->ranks,
+                 count == 1 ? "is" : "are", count, count == 1 ? "" : "s");
+        return -EINVAL;
+    }
+    if (o->ranks > 1 && o->reduce_dtype != SW_FP32) {
+        sw_error("--reduce-dtype bf16 is the host device's alone: GPUs carry gradients as FP32");
         return -ENOTSUP;
     }
     return 0;
@@ -118,7 +126,16 @@ static int open_group(struct sw_trainer *t) {
     struct sw_comm_handle handles[SW_RANKS_MAX];
     const double timeout_s = t->options.rank_timeout_s;
     int ret = 0;
-    if (t->shards > 1) {
+    if (t->shards > 1 && t->options.device == SW_DEVICE_CUDA) {
+        struct sw_device_handle devices[SW_RANKS_MAX];
+        for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
+        ret = sw_comm_open_devices(handles, devices, t->rank_count, timeout_s);
+        if (ret == -ENOTSUP)
+            sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
+                     "together; install it and build again",
+                     t->options.ranks);
+        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
+    } else if (t->shards > 1) {
         ret = t->shards > t->rank_count
                   ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
                   : sw_comm_open_host(handles, t->rank_count, timeout_s);

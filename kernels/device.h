@@ -78,8 +78,28 @@ struct sw_gemm {
     uint64_t ldc;
 };
 
+enum { SW_DEVICE_GROUP_MAX = 64 };
+
+/* Devices of one process that move data between them. A call is made by a thread for each device,
+ * by all with the same sizes in the same order, and is queued on a stream of that device. */
+struct sw_device_group; /* one device's part */
+struct sw_device_group_ops {
+    int (*open)(struct sw_device *const *devices, uint32_t size, struct sw_device_group **out);
+    void (*close)(struct sw_device_group *g); /* each its own; NULL is fine */
+    /* out [size][bytes]; `in` may be this device's own place in `out`. */
+    int (*all_gather)(struct sw_device_group *g, struct sw_stream *s, void *out, const void *in,
+                      uint64_t bytes);
+    /* in FP32 [size][count]; out FP32 [count] = the sum over devices of their in[this one], and may
+     * be its own place in `in`. */
+    int (*reduce_scatter)(struct sw_device_group *g, struct sw_stream *s, float *out,
+                          const float *in, uint64_t count);
+    void (*abort)(struct sw_device_group *g); /* ends what is queued, in bounded time; any thread */
+    int (*numerics)(char *out, size_t size);  /* what sums depend on; as snprintf() */
+};
+
 struct sw_device_ops {
-    const char *name; /* "host", "cuda" */
+    const char *name;                        /* "host", "cuda" */
+    const struct sw_device_group_ops *group; /* NULL: none can be formed */
 
     void (*close)(struct sw_device *d);
     /* Text of operator library, version, instruction set and threads: part of the numerics key. */

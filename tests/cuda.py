@@ -100,6 +100,39 @@ def frozen_tensors_evaluation_and_resume():
 
 
 @t.test
+def several_gpus_are_several_ranks():
+    """Two ranks add two gradients, as one does over two micro-batches: the order says nothing."""
+    with t.folder() as tmp:
+        env = {"STANDIN_DEVICES": "4"}
+        train(f"{tmp}/one", "--accumulate", 2, env=env)
+        one, want = outcome(f"{tmp}/one"), None
+        for i, more in enumerate(([], ["--zero", 1, "--overlap", "none"],
+                                  ["--params", "nvme", "--optimizer", "nvme", "--gradients",
+                                   "nvme"])):
+            run = train(f"{tmp}/{i}", "--ranks", 2, *more, env=env)
+            want = want or outcome(f"{tmp}/{i}")
+            t.check(outcome(f"{tmp}/{i}") == want, f"2 ranks, {more}", run)
+        t.check(want[1:] == one[1:], "two ranks and one", run)
+        want = None
+        for i, more in enumerate(([], ["--zero", 2, "--optimizer", "device"], ["--zero", 0])):
+            run = train(f"{tmp}/four{i}", "--ranks", 4, *more, env=env, steps=2)
+            want = want or outcome(f"{tmp}/four{i}")
+            t.check(outcome(f"{tmp}/four{i}") == want, f"4 ranks, {more}", run)
+        host = train(f"{tmp}/host", "--ranks", 4, device="host", steps=2)
+        for (a, _), (b, _) in zip(outcome(f"{tmp}/host")[0], want[0]):
+            t.close(b, a, 0.02, "loss of four ranks in BF16", run=host)
+
+
+@t.test
+def an_error_of_the_library_between_gpus_ends_the_run():
+    with t.folder() as tmp:
+        run = train(f"{tmp}/out", "--ranks", 2, env={"STANDIN_DEVICES": "2",
+                                                     "STANDIN_NCCL_FAIL": "7"}, rc=1)
+        t.contains(run.stderr, "NCCL, a call before this one", "error", run)
+        t.check(run.seconds < 30, f"{run.seconds:.1f} s", run)
+
+
+@t.test
 def a_plugin_that_is_not_there_or_of_another_version():
     with t.folder() as tmp:
         run = train(f"{tmp}/a", env={"SPILLWAY_CUDA_PLUGIN": tmp + "/none.so"}, rc=1)
@@ -115,7 +148,10 @@ def a_plugin_that_is_not_there_or_of_another_version():
         run = train(f"{tmp}/d", device="auto", steps=1)
         t.contains(run.stdout, "operators=cuda", "auto takes what is there", run)
         run = train(f"{tmp}/e", "--ranks", 2, rc=1)
-        t.contains(run.stderr, "NCCL", "error", run)
+        t.contains(run.stderr, "--ranks 2: there is 1 GPU, one for each rank", "error", run)
+        run = train(f"{tmp}/e", "--ranks", 2, "--reduce-dtype", "bf16", rc=1,
+                    env={"STANDIN_DEVICES": "2"})
+        t.contains(run.stderr, "GPUs carry gradients as FP32", "error", run)
         t.check(not os.path.exists(f"{tmp}/e"), "something was made", run)
 
 

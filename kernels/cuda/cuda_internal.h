@@ -45,6 +45,12 @@ struct sw_stream {
 /* Converts and reports once: 0, or -errno. `what` says what was tried. */
 int sw_cuda_check(const struct sw_device *d, cudaError_t error, const char *what);
 
+/* Makes the device the calling thread's. */
+int sw_cuda_enter(const struct sw_device *d);
+
+/* group_nccl.c, where the build has NCCL. */
+extern const struct sw_device_group_ops sw_cuda_group_ops;
+
 /* gemm_cuda.c */
 int sw_cuda_gemm_open(struct sw_device *d);
 void sw_cuda_gemm_close(struct sw_device *d);

@@ -57,14 +57,14 @@ int sw_cuda_check(const struct sw_device *d, cudaError_t error, const char *what
     return error == cudaErrorMemoryAllocation ? -ENOMEM : -EIO;
 }
 
-static int enter(const struct sw_device *d) {
+int sw_cuda_enter(const struct sw_device *d) {
     return sw_cuda_check(d, cudaSetDevice(d->index), "the device cannot be used");
 }
 
 /* ---- memory ---- */
 
 static int cuda_alloc(struct sw_device *d, uint64_t bytes, void **out) {
-    int ret = enter(d);
+    int ret = sw_cuda_enter(d);
     if (ret < 0) return ret;
     struct sw_cuda_allocation *a = calloc(1, sizeof(*a));
     if (!a) {
@@ -99,7 +99,7 @@ fail_free:
 
 static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     (void)bytes;
-    if (!p || enter(d) < 0) return;
+    if (!p || sw_cuda_enter(d) < 0) return;
     pthread_mutex_lock(&d->lock);
     struct sw_cuda_allocation **at = &d->allocations;
     while (*at && (*at)->page != p) at = &(*at)->next;
@@ -113,7 +113,7 @@ static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
 
 static uint64_t cuda_free_bytes(struct sw_device *d) {
     size_t available = 0, total;
-    if (enter(d) < 0 ||
+    if (sw_cuda_enter(d) < 0 ||
         sw_cuda_check(d, cudaMemGetInfo(&available, &total), "how much memory it has") < 0)
         return 0;
     return available;
@@ -121,7 +121,7 @@ static uint64_t cuda_free_bytes(struct sw_device *d) {
 
 /* For every device of the process. */
 static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
-    const int ret = enter(d);
+    const int ret = sw_cuda_enter(d);
     if (ret < 0 || bytes == 0) return ret;
     const cudaError_t error = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
     if (error != cudaErrorMemoryAllocation)
@@ -135,14 +135,14 @@ static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
 }
 
 static void cuda_unpin(struct sw_device *d, void *p) {
-    if (p && enter(d) == 0)
+    if (p && sw_cuda_enter(d) == 0)
         sw_cuda_check(d, cudaHostUnregister(p), "host memory cannot be unpinned");
 }
 
 /* ---- streams and events ---- */
 
 static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
-    int ret = enter(d);
+    int ret = sw_cuda_enter(d);
     if (ret < 0) return ret;
     struct sw_stream *s = calloc(1, sizeof(*s));
     if (!s) {
@@ -162,7 +162,7 @@ static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
 
 static void cuda_stream_destroy(struct sw_stream *s) {
     if (!s) return;
-    if (enter(s->device) == 0) {
+    if (sw_cuda_enter(s->device) == 0) {
         sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
         cudaStreamDestroy(s->stream);
         if (s->workspace) cudaFree(s->workspace);
@@ -171,7 +171,7 @@ static void cuda_stream_destroy(struct sw_stream *s) {
 }
 
 static int cuda_event_create(struct sw_device *d, struct sw_event **out) {
-    int ret = enter(d);
+    int ret = sw_cuda_enter(d);
     if (ret < 0) return ret;
     struct sw_event *e = calloc(1, sizeof(*e));
     if (!e) {
@@ -192,25 +192,25 @@ static int cuda_event_create(struct sw_device *d, struct sw_event **out) {
 
 static void cuda_event_destroy(struct sw_event *e) {
     if (!e) return;
-    if (enter(e->device) == 0) cudaEventDestroy(e->event);
+    if (sw_cuda_enter(e->device) == 0) cudaEventDestroy(e->event);
     free(e);
 }
 
 static int cuda_event_record(struct sw_event *e, struct sw_stream *s) {
-    const int ret = enter(s->device);
+    const int ret = sw_cuda_enter(s->device);
     if (ret < 0) return ret;
     return sw_cuda_check(s->device, cudaEventRecord(e->event, s->stream), "record an event");
 }
 
 static int cuda_stream_wait(struct sw_stream *s, struct sw_event *e) {
-    const int ret = enter(s->device);
+    const int ret = sw_cuda_enter(s->device);
     if (ret < 0) return ret;
     return sw_cuda_check(s->device, cudaStreamWaitEvent(s->stream, e->event, 0),
                          "let a stream wait");
 }
 
 static int cuda_event_wait(struct sw_event *e) {
-    const int ret = enter(e->device);
+    const int ret = sw_cuda_enter(e->device);
     if (ret < 0) return ret;
     return sw_cuda_check(e->device, cudaEventSynchronize(e->event), "work on a stream");
 }
@@ -227,7 +227,7 @@ static int cuda_stream_sync(struct sw_stream *s) {
 }
 
 static int cuda_prepare(struct sw_stream *s, int products) {
-    const int ret = enter(s->device);
+    const int ret = sw_cuda_enter(s->device);
     return ret < 0 || !products ? ret : sw_cuda_gemm_prepare(s);
 }
 
@@ -235,7 +235,7 @@ static int cuda_prepare(struct sw_stream *s, int products) {
 
 static int copy(struct sw_stream *s, void *dst, const void *src, uint64_t bytes,
                 enum cudaMemcpyKind kind, const char *what) {
-    const int ret = enter(s->device);
+    const int ret = sw_cuda_enter(s->device);
     if (ret < 0 || bytes == 0) return ret;
     return sw_cuda_check(s->device, cudaMemcpyAsync(dst, src, bytes, kind, s->stream), what);
 }
@@ -251,7 +251,7 @@ static int cuda_copy_d2d(struct sw_stream *s, void *dst, const void *src, uint64
 }
 
 static int cuda_zero(struct sw_stream *s, void *dst, uint64_t bytes) {
-    const int ret = enter(s->device);
+    const int ret = sw_cuda_enter(s->device);
     if (ret < 0 || bytes == 0) return ret;
     return sw_cuda_check(s->device, cudaMemsetAsync(dst, 0, bytes, s->stream), "zero");
 }
@@ -264,7 +264,7 @@ static const char *cuda_numerics(struct sw_device *d) {
 
 static void cuda_close(struct sw_device *d) {
     if (!d) return;
-    if (enter(d) == 0) {
+    if (sw_cuda_enter(d) == 0) {
         assert(!d->allocations); /* and no streams */
         sw_cuda_gemm_close(d);
     }
@@ -315,6 +315,9 @@ static pthread_once_t cuda_ops_once = PTHREAD_ONCE_INIT;
 static void cuda_ops_fill(void) {
     cuda_ops = (struct sw_device_ops){
         .name = "cuda",
+#ifdef SW_WITH_NCCL
+        .group = &sw_cuda_group_ops,
+#endif
         .close = cuda_close,
         .numerics = cuda_numerics,
         .alloc = cuda_alloc,
@@ -354,7 +357,7 @@ static int open_device(struct sw_device_handle *out, const struct sw_cuda_device
     }
     d->index = options->index;
     pthread_mutex_init(&d->lock, NULL);
-    int ret = enter(d);
+    int ret = sw_cuda_enter(d);
     if (ret == 0) ret = describe(d);
     if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_prepare(), "attention's kernels");
     if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_any_prepare(), "attention's kernels");
