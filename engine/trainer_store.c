@@ -332,9 +332,10 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
     struct sw_commit *commit = &t->resumed;
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
-    const int free_now = sw_nvme_check_free(folders, count, name);
-    if (free_now < 0) return free_now;
     int found = sw_commit_read(sw_trainer_store_folder(t), name, commit);
+    /* Before anything is said of it, or it is moved back: another run may be at work on it. */
+    const int busy = found == 1 ? sw_nvme_check_free(folders, count, name) : 0;
+    if (busy < 0) return busy;
     if (found < 0 || o->restart) {
         if (found == 1) free(commit->entries);
         commit->entries = NULL;
