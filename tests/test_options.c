@@ -190,7 +190,7 @@ static void bad_values_name_option_and_value(void **state) {
         {"--chunk", "16", "--chunk: 16 is too small"},
         {"--schedule", "cosin", "'cosin' is not one of: constant, linear, cosine"},
         {"--optimizer", "disk", "'disk' is not one of: device, host, nvme"},
-        {"--device", "tpu", "'tpu' is not one of: host"},
+        {"--device", "tpu", "'tpu' is not one of: auto, host, cuda"},
         {"--overlap", "both", "auto, none, forward, backward"},
         {"--dtype", "fp16", "'fp16' is not one of: bf16, fp32"},
         {"--nvme", "/a,,/b", "empty entry"},
