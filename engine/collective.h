@@ -60,9 +60,12 @@ int sw_comm_open_host(struct sw_comm_handle *out, uint32_t size, double timeout_
 
 /* `size` ranks that are devices of this process, each used by its own thread: -ENOTSUP, unreported,
  * where the devices form no groups. Gradients are carried as FP32 alone; a sum's order is the
- * library's. */
+ * library's. A call that fails on the devices after it was queued is found by a thread that looks
+ * for it: it reports, calls failed(), which shall stop whoever uses results, and ends what is
+ * queued. */
 int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
-                         uint32_t size, double timeout_s);
+                         uint32_t size, double timeout_s, void (*failed)(void *ctx, int error),
+                         void *ctx);
 
 /* What a call moves over this rank's links, in bytes: the textbook's (size - 1) / size of the
  * whole.

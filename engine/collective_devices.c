@@ -1,15 +1,20 @@
 /* engine/collective_devices.c - ranks that are GPUs of one process.
  *
  * Their threads meet in host memory before each call on the devices: so a rank that stays away, or
- * calls something else, is named, and nothing is queued that could never end. Control calls are the
- * host's own. */
+ * calls something else, is named, and nothing is queued that could never end. What fails once it is
+ * queued, a thread looks for. Control calls are the host's own. */
 #include "engine/collective.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 #include "base/log.h"
+
+enum { POLL_NS = 100000000 };
 
 struct group;
 
@@ -23,6 +28,10 @@ struct group {
     const struct sw_device_group_ops *ops;
     atomic_uint open_count;
     uint32_t size;
+    void (*failed)(void *ctx, int error);
+    void *ctx;
+    pthread_t watcher;
+    atomic_int closing;
     struct sw_comm ranks[SW_RANKS_MAX];
 };
 
@@ -79,9 +88,34 @@ static void abort_all(struct sw_comm *c, int error) {
     for (uint32_t r = 0; r < c->group->size; r++) c->group->ops->abort(c->group->ranks[r].devices);
 }
 
+static void *watch(void *arg) {
+    struct group *g = arg;
+    for (int error = 0; !error && !atomic_load(&g->closing);) {
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        for (uint32_t r = 0; r < g->size && !error; r++) error = g->ops->poll(g->ranks[r].devices);
+        if (!error || atomic_load(&g->closing)) continue;
+        /* Nobody may take what comes down now for a result. */
+        if (error != -ECANCELED) g->failed(g->ctx, error);
+        abort_all(&g->ranks[0], error);
+    }
+    return NULL;
+}
+
+/* With every signal blocked, so that the program's handlers run in the program's threads. */
+static int start_watcher(struct group *g) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int ret = pthread_create(&g->watcher, NULL, watch, g);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (ret) sw_error("collective: the thread that watches the GPUs' calls cannot be started");
+    return -ret;
+}
+
 static void close_one(struct sw_comm *c) {
     if (!c) return;
     struct group *g = c->group;
+    if (!atomic_exchange(&g->closing, 1)) pthread_join(g->watcher, NULL);
     c->host.ops->close(c->host.comm);
     g->ops->close(c->devices);
     if (atomic_fetch_sub(&g->open_count, 1) == 1) free(g);
@@ -98,8 +132,10 @@ static const struct sw_comm_ops ops = {
 };
 
 int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
-                         uint32_t size, double timeout_s) {
-    assert(out && devices && size >= 1 && size <= SW_RANKS_MAX && size <= SW_DEVICE_GROUP_MAX);
+                         uint32_t size, double timeout_s, void (*failed)(void *ctx, int error),
+                         void *ctx) {
+    assert(out && devices && failed && size >= 1 && size <= SW_RANKS_MAX &&
+           size <= SW_DEVICE_GROUP_MAX);
     const struct sw_device_group_ops *group_ops = devices[0].ops->group;
     struct sw_device *list[SW_DEVICE_GROUP_MAX];
     struct sw_device_group *groups[SW_DEVICE_GROUP_MAX];
@@ -119,12 +155,15 @@ int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_hand
         free(g);
         return ret;
     }
-    g->ops = group_ops;
-    g->size = size;
+    *g = (struct group){.ops = group_ops, .size = size, .failed = failed, .ctx = ctx};
     atomic_store(&g->open_count, size);
     for (uint32_t r = 0; r < size; r++) {
         g->ranks[r] = (struct sw_comm){.group = g, .host = host[r], .devices = groups[r]};
         out[r] = (struct sw_comm_handle){&g->ranks[r], &ops, r, size};
     }
-    return 0;
+    ret = start_watcher(g);
+    if (ret == 0) return 0;
+    atomic_store(&g->closing, 1); /* there is none to join */
+    for (uint32_t r = 0; r < size; r++) close_one(&g->ranks[r]);
+    return ret;
 }

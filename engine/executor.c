@@ -145,6 +145,8 @@ static int wait_deps(struct lane *lane, const struct sw_run *run, const struct s
         struct sw_event *event = event_of(lane_of(ex, dep->lane, rank), count);
         ret = lane->stream ? ex->device_ops->stream_wait(lane->stream, event)
                            : ex->device_ops->event_wait(event);
+        /* What an abort has ended is no result. */
+        if (ret == 0) ret = error_of(ex);
     }
     return ret;
 }

@@ -122,6 +122,14 @@ static int open_devices(struct sw_trainer *t) {
     return ret;
 }
 
+/* From a thread of the group's. */
+static void gpus_failed(void *ctx, int error) {
+    struct sw_trainer *t = ctx;
+    pthread_mutex_lock(&t->executor_lock);
+    if (t->executor && !t->executor_closes) sw_executor_abort(t->executor, error);
+    pthread_mutex_unlock(&t->executor_lock);
+}
+
 static int open_group(struct sw_trainer *t) {
     struct sw_comm_handle handles[SW_RANKS_MAX];
     const double timeout_s = t->options.rank_timeout_s;
@@ -129,7 +137,7 @@ static int open_group(struct sw_trainer *t) {
     if (t->shards > 1 && t->options.device == SW_DEVICE_CUDA) {
         struct sw_device_handle devices[SW_RANKS_MAX];
         for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
-        ret = sw_comm_open_devices(handles, devices, t->rank_count, timeout_s);
+        ret = sw_comm_open_devices(handles, devices, t->rank_count, timeout_s, gpus_failed, t);
         if (ret == -ENOTSUP)
             sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
                      "together; install it and build again",
@@ -251,6 +259,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     t->options = *options;
     t->hooks = *hooks;
     t->out_held = -1;
+    pthread_mutex_init(&t->executor_lock, NULL);
     int ret = sw_trainer_open_world(t);
     if (ret == 0) ret = sw_trainer_find_commit(t);
     if (ret == 0)
@@ -369,6 +378,9 @@ int sw_trainer_start(struct sw_trainer *t) {
 
 int sw_trainer_close(struct sw_trainer *t) {
     if (!t) return 0;
+    pthread_mutex_lock(&t->executor_lock);
+    t->executor_closes = 1;
+    pthread_mutex_unlock(&t->executor_lock);
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
@@ -388,6 +400,7 @@ int sw_trainer_close(struct sw_trainer *t) {
         if (r->device.device) r->device.ops->close(r->device.device);
     }
     free(t->ranks);
+    pthread_mutex_destroy(&t->executor_lock); /* the ranks' threads are over */
     if (t->data_open) sw_data_close(&t->data);
     if (t->val_open) sw_data_close(&t->val);
     sw_model_close(&t->model);

@@ -11,6 +11,7 @@
 #define ENGINE_TRAINER_INTERNAL_H
 #include <assert.h>
 #include <limits.h>
+#include <pthread.h>
 #include "base/size.h"
 #include "cpu_adam/adam.h"
 #include "engine/drives.h"
@@ -213,6 +214,8 @@ struct sw_trainer {
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
+    pthread_mutex_t executor_lock; /* whoever ends it, and a thread of the ranks' that aborts it */
+    int executor_closes;
     struct sw_throttle throttle; /* between executor and lanes, when a rate is set */
     struct sw_trace *trace;      /* NULL: none */
     char trace_path[PATH_MAX];   /* of another process than the first */

@@ -93,6 +93,8 @@ struct sw_device_group_ops {
      * be its own place in `in`. */
     int (*reduce_scatter)(struct sw_device_group *g, struct sw_stream *s, float *out,
                           const float *in, uint64_t count);
+    /* Whether what is queued has failed: 0, or -errno, reported; any thread. */
+    int (*poll)(struct sw_device_group *g);
     void (*abort)(struct sw_device_group *g); /* ends what is queued, in bounded time; any thread */
     int (*numerics)(char *out, size_t size);  /* what sums depend on; as snprintf() */
 };

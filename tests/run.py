@@ -288,9 +288,9 @@ def main():
     parser.add_argument("--case", action="append", default=[], metavar="NAME",
                         help="of whole-program tests, run only the tests of this name")
     parser.add_argument("--limit", type=int, metavar="S", help="seconds for each program")
-    parser.add_argument("--jobs", type=int, metavar="N", default=min(2, os.cpu_count() or 1),
-                        help="test programs at a time, but for those that run alone "
-                             "(default: %(default)s)")
+    parser.add_argument("--jobs", type=int, metavar="N", default=min(2, os.cpu_count() or 1) + 1,
+                        help="test programs at a time, but for those that run alone; some of "
+                             "them wait most of their time (default: %(default)s)")
     parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
                         help="run this with the configuration's environment, nothing else")
     parser.add_argument("patterns", nargs="*", metavar="PATTERN",

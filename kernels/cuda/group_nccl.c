@@ -1,13 +1,11 @@
 /* kernels/cuda/group_nccl.c - the devices of one process as a group: NCCL's collectives on their
  * streams.
  *
- * One communicator for each device, made together; each is used by one thread at a time. A sum's
- * order is NCCL's own, the same for equal sizes, devices and version. An asynchronous error is
- * looked for with every call, as nothing else would show it before a stream hangs. */
+ * One communicator for each device, made together; each is used by one thread at a time, beside one
+ * that polls. A sum's order is NCCL's own, the same for equal sizes, devices and version. */
 #include <assert.h>
 #include <errno.h>
 #include <nccl.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include "base/log.h"
 #include "kernels/cuda/cuda_internal.h"
@@ -15,7 +13,8 @@
 struct sw_device_group {
     struct sw_device *device;
     ncclComm_t comm;
-    atomic_int aborted;
+    pthread_mutex_t lock; /* the communicator is not aborted while it is polled */
+    int aborted;
 };
 
 static int check(const struct sw_device_group *g, ncclResult_t result, const char *what) {
@@ -40,6 +39,7 @@ static int group_open(struct sw_device *const *devices, uint32_t size,
             return -ENOMEM;
         }
         out[i]->device = devices[i];
+        pthread_mutex_init(&out[i]->lock, NULL);
     }
     const int ret =
         check(out[0], ncclCommInitAll(comms, (int)size, indices), "to bring the devices together");
@@ -48,28 +48,33 @@ static int group_open(struct sw_device *const *devices, uint32_t size,
     return ret;
 }
 
+static int group_poll(struct sw_device_group *g) {
+    ncclResult_t state = ncclSuccess;
+    pthread_mutex_lock(&g->lock);
+    int ret = g->aborted ? -ECANCELED : 0;
+    if (ret == 0) ret = check(g, ncclCommGetAsyncError(g->comm, &state), "to ask for errors");
+    pthread_mutex_unlock(&g->lock);
+    return ret < 0 ? ret : check(g, state, "a call that was queued");
+}
+
 static void group_abort(struct sw_device_group *g) {
-    if (!atomic_exchange(&g->aborted, 1)) ncclCommAbort(g->comm);
+    pthread_mutex_lock(&g->lock);
+    if (!g->aborted) ncclCommAbort(g->comm);
+    g->aborted = 1;
+    pthread_mutex_unlock(&g->lock);
 }
 
 static void group_close(struct sw_device_group *g) {
     if (!g) return;
-    if (!atomic_exchange(&g->aborted, 1)) ncclCommDestroy(g->comm);
+    if (!g->aborted) ncclCommDestroy(g->comm);
+    pthread_mutex_destroy(&g->lock);
     free(g);
-}
-
-static int begin(struct sw_device_group *g, const char *what) {
-    ncclResult_t state = ncclSuccess;
-    if (atomic_load(&g->aborted)) return -ECANCELED;
-    int ret = sw_cuda_enter(g->device);
-    if (ret == 0) ret = check(g, ncclCommGetAsyncError(g->comm, &state), what);
-    return ret < 0 ? ret : check(g, state, "a call before this one");
 }
 
 static int group_gather(struct sw_device_group *g, struct sw_stream *s, void *out, const void *in,
                         uint64_t bytes) {
     static const char what[] = "all-gather";
-    const int ret = begin(g, what);
+    const int ret = sw_cuda_enter(g->device);
     if (ret < 0 || bytes == 0) return ret;
     return check(g, ncclAllGather(in, out, bytes, ncclUint8, g->comm, s->stream), what);
 }
@@ -77,7 +82,7 @@ static int group_gather(struct sw_device_group *g, struct sw_stream *s, void *ou
 static int group_scatter(struct sw_device_group *g, struct sw_stream *s, float *out,
                          const float *in, uint64_t count) {
     static const char what[] = "reduce-scatter";
-    const int ret = begin(g, what);
+    const int ret = sw_cuda_enter(g->device);
     if (ret < 0 || count == 0) return ret;
     return check(g, ncclReduceScatter(in, out, count, ncclFloat32, ncclSum, g->comm, s->stream),
                  what);
@@ -95,6 +100,7 @@ const struct sw_device_group_ops sw_cuda_group_ops = {
     .close = group_close,
     .all_gather = group_gather,
     .reduce_scatter = group_scatter,
+    .poll = group_poll,
     .abort = group_abort,
     .numerics = group_numerics,
 };
