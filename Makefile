@@ -149,7 +149,8 @@ standin  := $(if $(filter yes,$(WITH_CUDA)),$(dir $(program))standin/libspillway
 all: $(program) $(plugins)
 	@:
 # Tests of the GPU's code run on the stand-in.
-tests: $(program) $(filter-out %_cuda.so,$(plugins)) $(standin) $(tests) $(preloads) $(O)/tests/support_world
+tests: $(program) $(filter-out %_cuda.so,$(plugins)) $(standin) $(tests) $(preloads) \
+       $(O)/tests/support_world
 standin: $(standin)
 
 $(program): $(tool_objs) $(O)/libspillway.a
