@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tests of the CUDA device once more, with the stand-in in its other moods.
+"""The tests of the CUDA device once more, with the CPU stand-in in its other moods.
 
 Threads in reverse and in random order, with strict rules of who may miss a barrier; cp.async at
 once; device memory that the host cannot touch; other seeds of late streams. Results are the same,

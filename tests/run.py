@@ -11,7 +11,9 @@ Two kinds of tests:
 A program that crashes, passes its time limit, reports no test, or exits with a status that its
 lines do not explain counts as one more failure. A file whose first 40 lines hold the words
 "time limit: N s" has that limit instead of the usual one; one with the words "runs alone" has the
-machine to itself, the others run side by side. With STRICT=1 a skip is a failure.
+machine to itself, the others run side by side. One that speaks of the "CPU stand-in" there needs
+what is built where CUDA's headers are, and is left out elsewhere. With STRICT=1 a skip is a
+failure.
 
     tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [--limit S] [--jobs N]
                  [PATTERN...]
@@ -51,6 +53,7 @@ class Program:
         found = re.search(r"time limit: (\d+) s", head)
         self.own_limit_s = int(found.group(1)) if found else TIME_LIMIT_S
         self.alone = "runs alone" in head
+        self.needs_standin = "CPU stand-in" in head
 
     def time_limit_s(self, config):
         return self.limit_s or self.own_limit_s * SLOWDOWN.get(config, 1)
@@ -201,8 +204,20 @@ def find_programs(config, patterns):
     programs.sort(key=lambda p: (p.source.endswith(".py"), -p.own_limit_s))
     without = [x[len("no:"):] for x in patterns if x.startswith("no:")]
     patterns = [x for x in patterns if not x.startswith("no:")]
-    return [p for p in programs if not matches(p, without) and
-            (not patterns or matches(p, patterns))]
+    found = [p for p in programs if not matches(p, without) and
+             (not patterns or matches(p, patterns))]
+    if not os.path.exists(os.path.join(ROOT, standin(config))):
+        absent = [p.name for p in found if p.needs_standin]
+        if absent:
+            print(f"left out, as CUDA's headers were not here to build {standin(config)}: "
+                  + " ".join(absent))
+        found = [p for p in found if not p.needs_standin]
+    return found
+
+
+def standin(config):
+    return os.path.join("build", "" if config == "release" else config, "standin",
+                        "libspillway_cuda.so")
 
 
 def report(program, strict, verbose):
