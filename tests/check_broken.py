@@ -98,13 +98,13 @@ class Variant:
             return [f"build/{self.config}/{self.test}"] + ["standin"] * ("test_cuda" in self.test)
         release = self.config == "release"
         targets = ["build/spillway" if release else f"build/{self.config}/spillway"]
-        support = self.test.replace("tests/", "tests/support_")[:-len(".py")]
-        if os.path.exists(os.path.join(COPY, support + ".c")):  # a program that it runs
-            targets.append(f"build/{self.config}/{support}")
         with open(os.path.join(COPY, self.test), encoding="utf-8") as file:
-            if "mpirun" in file.read():
-                targets.append(targets[0].replace("/spillway", "/libspillway_mpi.so"))
-        return targets
+            text = file.read()
+        if "support_world" in text:  # a program that it runs
+            targets.append(f"build/{self.config}/tests/support_world")
+        if "mpirun" in text:
+            targets.append(targets[0].replace("/spillway", "/libspillway_mpi.so"))
+        return targets + ["standin"] * ("CPU stand-in" in text)
 
 
 def write(path, text):
