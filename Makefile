@@ -225,7 +225,8 @@ ifeq ($(WITH_CUDA),yes)
 standin_test := $(standin_cpu) $(O)/standin/tests/standin/standin_probes.cu.o
 $(O)/tests/test_standin: $(standin_test)
 $(O)/tests/test_standin: libs += -lstdc++
-$(O)/tests/test_standin.c.o: cflags += -isystem $(CUDA_HOME)/include
+$(O)/tests/test_standin.c.o: cflags += -isystem $(CUDA_HOME)/include \
+                                       $(if $(WITH_NCCL),-DSW_WITH_STANDIN)
 endif
 
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
