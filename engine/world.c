@@ -17,6 +17,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/plugin.h"
 #include "base/size.h"
 #include "engine/world_internal.h"
 
@@ -65,25 +66,9 @@ static void describe_launch(const struct launch *l, char *text, size_t size) {
         snprintf(text, size, "%s has started this process", l->name);
 }
 
-static void plugin_path(char *path, size_t size) {
-    static const char name[] = "libspillway_mpi.so";
-    const char *wanted = getenv("SPILLWAY_MPI_PLUGIN");
-    char self[PATH_MAX];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (wanted && *wanted) {
-        snprintf(path, size, "%s", wanted);
-    } else if (length > 0) {
-        self[length] = '\0';
-        char *slash = strrchr(self, '/');
-        snprintf(path, size, "%.*s/%s", slash ? (int)(slash - self) : 0, self, name);
-    } else {
-        snprintf(path, size, "./%s", name);
-    }
-}
-
 static int load(const struct launch *l, const struct sw_transport **out) {
-    char path[PATH_MAX + 32], started[80];
-    plugin_path(path, sizeof(path));
+    char path[SW_PLUGIN_PATH_BYTES], started[80];
+    sw_plugin_path("SPILLWAY_MPI_PLUGIN", "libspillway_mpi.so", path);
     describe_launch(l, started, sizeof(started));
     /* Open MPI loads parts of itself later, and these look for its symbols among the global ones.
      * It is never unloaded: threads of its own may run. */

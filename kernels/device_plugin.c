@@ -12,30 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "base/plugin.h"
 #include "kernels/cuda_plugin.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const struct sw_cuda_plugin *loaded; /* the lock's */
 
-static void plugin_path(char *path, size_t size) {
-    static const char name[] = "libspillway_cuda.so";
-    const char *wanted = getenv("SPILLWAY_CUDA_PLUGIN");
-    char self[PATH_MAX];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (wanted && *wanted) {
-        snprintf(path, size, "%s", wanted);
-    } else if (length > 0) {
-        self[length] = '\0';
-        char *slash = strrchr(self, '/');
-        snprintf(path, size, "%.*s/%s", slash ? (int)(slash - self) : 0, self, name);
-    } else {
-        snprintf(path, size, "./%s", name);
-    }
-}
-
 static int load(const struct sw_cuda_plugin **out, enum sw_log_level level) {
-    char path[PATH_MAX + 32];
-    plugin_path(path, sizeof(path));
+    char path[SW_PLUGIN_PATH_BYTES];
+    sw_plugin_path("SPILLWAY_CUDA_PLUGIN", "libspillway_cuda.so", path);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         const char *why = dlerror();
