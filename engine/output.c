@@ -141,10 +141,9 @@ static int check_parent(const char *option, const char *out) {
 }
 
 static int busy(const char *out, int fd) {
-    const long owner = sw_nvme_lock_owner(fd);
-    char whose[48] = "another run";
-    if (owner) snprintf(whose, sizeof(whose), "process %ld", owner);
-    sw_error("--out %s is in use by %s; end it, or choose another folder", out, whose);
+    char owner[SW_NVME_OWNER_BYTES];
+    sw_error("--out %s is in use by %s; end it, or choose another folder", out,
+             sw_nvme_lock_owner(fd, owner));
     return -EWOULDBLOCK;
 }
 

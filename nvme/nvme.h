@@ -65,9 +65,10 @@ int sw_nvme_open_existing(struct sw_nvme_store **out, const struct sw_nvme_optio
 /* The path of a file of the store that was removed or replaced under it; NULL: all are there. */
 const char *sw_nvme_missing(const struct sw_nvme_store *store);
 
-/* The process that holds the lock (flock) on an open file, as /proc/locks tells it; 0: it does not.
- */
-long sw_nvme_lock_owner(int fd);
+/* Who holds the lock (flock) on an open file, as /proc/locks tells it: "process 17", or "another
+ * process". */
+enum { SW_NVME_OWNER_BYTES = 48 };
+const char *sw_nvme_lock_owner(int fd, char text[SW_NVME_OWNER_BYTES]);
 
 /* Whether no process has the files of such a store: 0, or -EEXIST, reported with the process. */
 int sw_nvme_check_free(const char *const *folders, uint32_t folder_count, const char *name);

@@ -61,10 +61,11 @@ uint64_t sw_nvme_bytes(const struct sw_nvme_options *o) {
     return sum * o->homes;
 }
 
-long sw_nvme_lock_owner(int fd) {
+const char *sw_nvme_lock_owner(int fd, char text[SW_NVME_OWNER_BYTES]) {
     struct stat st;
     FILE *locks = fstat(fd, &st) ? NULL : fopen("/proc/locks", "re");
-    if (!locks) return 0;
+    strcpy(text, "another process");
+    if (!locks) return text;
     char line[256];
     long owner = 0;
     while (!owner && fgets(line, sizeof(line), locks)) {
@@ -77,7 +78,8 @@ long sw_nvme_lock_owner(int fd) {
             owner = pid;
     }
     fclose(locks);
-    return owner;
+    if (owner) snprintf(text, SW_NVME_OWNER_BYTES, "process %ld", owner);
+    return text;
 }
 
 /* Takes a file's lock. A process that was just killed, or its ring on the way down, may hold it a
@@ -107,10 +109,9 @@ static int check_folder(const char *folder) {
 }
 
 static int busy(const char *path, int fd) {
-    const long owner = sw_nvme_lock_owner(fd);
-    char whose[48] = "another process";
-    if (owner) snprintf(whose, sizeof(whose), "process %ld", owner);
-    sw_error("nvme: '%s' is in use by %s; end it, or take another folder", path, whose);
+    char owner[SW_NVME_OWNER_BYTES];
+    sw_error("nvme: '%s' is in use by %s; end it, or take another folder", path,
+             sw_nvme_lock_owner(fd, owner));
     return -EEXIST;
 }
 
