@@ -86,12 +86,20 @@ static int open_device(struct sw_trainer *t, struct sw_rank *r, uint32_t index) 
         .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
     const struct sw_cuda_device_options cuda = {.index = (int)index};
     if (t->options.device == SW_DEVICE_HOST) return sw_device_host_open(&r->device, &host);
-    const int ret = sw_device_cuda_open(&r->device, &cuda);
-    if (ret < 0 || t->options.device_memory_bytes) return ret;
-    /* What the library of products and later streams take is a small part of it. */
-    const uint64_t available = r->device.ops->free_bytes(r->device.device);
-    t->options.device_memory_bytes = available - available / 16;
-    return 0;
+    return sw_device_cuda_open(&r->device, &cuda);
+}
+
+/* Each rank's is that of the fullest GPU. What the library of products and later streams take is a
+ * small part of it. */
+static void choose_device_memory(struct sw_trainer *t) {
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        const struct sw_device_handle *d = &t->ranks[i].device;
+        const uint64_t available = d->ops->free_bytes(d->device);
+        if (available < least) least = available;
+    }
+    if (t->options.device_memory_bytes == 0 && least < UINT64_MAX)
+        t->options.device_memory_bytes = least - least / 16;
 }
 
 static int open_rank(struct sw_trainer *t, uint32_t index) {
@@ -119,6 +127,7 @@ static int open_devices(struct sw_trainer *t) {
     if (!t->ranks) return -ENOMEM;
     t->rank_count = t->options.ranks;
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = open_rank(t, i);
+    if (ret == 0) choose_device_memory(t);
     return ret;
 }
 
@@ -130,21 +139,25 @@ static void gpus_failed(void *ctx, int error) {
     pthread_mutex_unlock(&t->executor_lock);
 }
 
+static int open_gpus(struct sw_trainer *t, struct sw_comm_handle *handles, double timeout_s) {
+    struct sw_device_handle devices[SW_RANKS_MAX];
+    for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
+    const int ret =
+        sw_comm_open_devices(handles, devices, t->rank_count, timeout_s, gpus_failed, t);
+    if (ret == -ENOTSUP)
+        sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
+                 "together; install it and build again",
+                 t->options.ranks);
+    return ret;
+}
+
 static int open_group(struct sw_trainer *t) {
     struct sw_comm_handle handles[SW_RANKS_MAX];
     const double timeout_s = t->options.rank_timeout_s;
     int ret = 0;
-    if (t->shards > 1 && t->options.device == SW_DEVICE_CUDA) {
-        struct sw_device_handle devices[SW_RANKS_MAX];
-        for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
-        ret = sw_comm_open_devices(handles, devices, t->rank_count, timeout_s, gpus_failed, t);
-        if (ret == -ENOTSUP)
-            sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
-                     "together; install it and build again",
-                     t->options.ranks);
-        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
-    } else if (t->shards > 1) {
-        ret = t->shards > t->rank_count
+    if (t->shards > 1) {
+        ret = t->options.device == SW_DEVICE_CUDA ? open_gpus(t, handles, timeout_s)
+              : t->shards > t->rank_count
                   ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
                   : sw_comm_open_host(handles, t->rank_count, timeout_s);
         for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
@@ -152,6 +165,14 @@ static int open_group(struct sw_trainer *t) {
     for (uint32_t i = 0; i < t->rank_count && t->replicas > 1 && ret == 0; i++)
         ret = sw_world_ranks(t->world, &t->ranks[i].across, 1, timeout_s);
     return ret < 0 ? ret : sw_world_warm_up(t->world, timeout_s);
+}
+
+/* What computes, and between GPUs what sums. */
+static void describe_operators(const struct sw_trainer *t, char *out, size_t size) {
+    const struct sw_device_handle *d = &t->ranks[0].device;
+    const int length = snprintf(out, size, "%s", d->ops->numerics(d->device));
+    if (d->ops->group && t->rank_count > 1 && length > 0 && (size_t)length < size)
+        d->ops->group->numerics(out + length, size - (size_t)length);
 }
 
 /* What the run is; its model is read in 16 places of each unit. */
@@ -179,8 +200,9 @@ static void identify(struct sw_trainer *t) {
                      .vocabulary_parts = t->model.parts}};
     if (o->freeze) snprintf(t->run.freeze, sizeof(t->run.freeze), "%s", o->freeze);
     sw_identity_of_model(&t->model, t->run.model);
-    sw_identity_write_key(&t->run, t->ranks[0].device.ops->numerics(t->ranks[0].device.device),
-                          o->sim.flops > 0);
+    char operators[SW_NUMERICS_KEY_BYTES];
+    describe_operators(t, operators, sizeof(operators));
+    sw_identity_write_key(&t->run, operators, o->sim.flops > 0);
 }
 
 static int tell_turns(const struct sw_trainer *t, int ret) {
