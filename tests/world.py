@@ -65,11 +65,11 @@ def works(processes, *args):
     t.equal(errors(run), [], "errors", run)
 
 
-def fails(run, text, count=1):
-    """The run has failed and reported this, once."""
+def fails(run, text, counts=(1,)):
+    """The run has failed and reported this, so many times."""
     t.equal(run.rc, FAILED, "exit status", run)
     t.check(re.search(text, "\n".join(errors(run))), f"no error matching {text!r}", run)
-    t.equal(len(errors(run)), count, "errors reported", run)
+    t.check(len(errors(run)) in counts, f"{len(errors(run))} errors reported", run)
 
 
 def pids(process, count):
@@ -207,8 +207,9 @@ def different_calls_are_named():
 @t.test
 def numbers_of_ranks_are_compared():
     fails(mpirun(3, "unequal", 2, 2, 3), "process 2 has 3 ranks while process 0 has 2; all")
-    # All of them can tell.
-    fails(mpirun(2, "unequal", 33, 33), "2 processes with 33 ranks each are more than the 64", 2)
+    # Both can tell, unless one hears first that the other has.
+    fails(mpirun(2, "unequal", 33, 33), "2 processes with 33 ranks each are more than the 64",
+          (1, 2))
 
 
 # ---- what fails --------------------------------------------------------------------------------
