@@ -85,14 +85,10 @@ def check_against_model(tensors, out):
 
 def untied(tmp, dtype="bf16"):
     """A model with a head of its own, in several parts."""
-    path = f"{tmp}/model-{dtype}"
-    with open(f"{tmp}/config.json", "w", encoding="utf-8") as file:
-        json.dump({**t.MIDDLE_MODEL, "hidden_size": 64, "intermediate_size": 176,
-                   "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-                   "vocab_size": 1100}, file)
-    t.spillway("init", "--config", f"{tmp}/config.json", "--seed", 7, "--dtype", dtype, "--out",
-               path, rc=0)
-    return path
+    config = {**t.MIDDLE_MODEL, "hidden_size": 64, "intermediate_size": 176,
+              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "vocab_size": 1100}
+    return t.make_model(f"{tmp}/model-{dtype}", config, "--seed", 7, "--dtype", dtype)
 
 
 @t.test

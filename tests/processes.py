@@ -295,10 +295,8 @@ def processes_together_take_what_is_planned():
     if t.SANITIZED:
         return
     with t.folder() as tmp:
-        with open(tmp + "/config.json", "w", encoding="utf-8") as file:
-            json.dump({**t.MIDDLE_MODEL, "num_hidden_layers": 2, "vocab_size": 4096}, file)
-        t.spillway("init", "--config", tmp + "/config.json", "--seed", 3, "--out", tmp + "/model",
-                   rc=0)
+        t.make_model(tmp + "/model", {**t.MIDDLE_MODEL, "num_hidden_layers": 2,
+                                      "vocab_size": 4096}, "--seed", 3)
         more = ["--zero", 3, "--optimizer", "nvme"]
         for resume in ([], ["--resume"]):
             process = launch(2, tmp + "/out", "--ranks", 2, *more, "--keep-store", *resume,

@@ -231,9 +231,7 @@ def a_rank_holds_at_most_the_textbooks_row():
     the device, beside what one or two units need."""
     with t.folder() as tmp:
         config = dict(t.MIDDLE_MODEL, num_hidden_layers=24, vocab_size=2048)
-        with open(tmp + "/config.json", "w", encoding="utf-8") as file:
-            json.dump(config, file)
-        t.spillway("init", "--config", tmp + "/config.json", "--out", tmp + "/model", rc=0)
+        t.make_model(tmp + "/model", config)
         for ranks in (1, 2, 4, 8):
             rows = {0: 16, 1: 4 + 12 / ranks, 2: 2 + 14 / ranks, 3: 16 / ranks}
             for zero, row in rows.items():

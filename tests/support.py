@@ -305,6 +305,14 @@ def spillway(*args, rc=None, timeout_s=120, **options):
     return run
 
 
+def make_model(path, config, *args):
+    """A folder with random weights of this configuration; its path."""
+    with open(path + ".json", "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    spillway("init", "--config", path + ".json", "--out", path, *args, rc=0)
+    return path
+
+
 def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
     """`spillway train` on the bundled model and text; later options override nothing here."""
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)

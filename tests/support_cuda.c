@@ -12,7 +12,7 @@
 
 /* This program is build/CONFIG/tests/NAME; the stand-in is build/standin/ for release, else
  * build/CONFIG/standin/. */
-const char *cuda_standin_path(void) {
+static const char *standin_path(void) {
     static char path[PATH_MAX + 64];
     const char *wanted = getenv("SPILLWAY_CUDA_PLUGIN");
     if (wanted && *wanted) return wanted;
@@ -24,25 +24,36 @@ const char *cuda_standin_path(void) {
     char *config = strrchr(self, '/') + 1;
     if (strcmp(config, "release") == 0) *(config - 1) = '\0';
     snprintf(path, sizeof(path), "%s/standin/libspillway_cuda.so", self);
-    return access(path, R_OK) == 0 ? path : NULL;
+    return path;
 }
 
-int cuda_device_open(struct cuda_device *d, int index) {
+void cuda_device_open(struct cuda_device *d, int index) {
     const struct sw_cuda_device_options options = {.index = index};
-    const char *path = cuda_standin_path();
-    if (!path) return 1;
-    setenv("SPILLWAY_CUDA_PLUGIN", path, 1);
+    setenv("SPILLWAY_CUDA_PLUGIN", standin_path(), 1);
     assert_int_equal(sw_device_cuda_open(&d->handle, &options), 0);
     d->ops = d->handle.ops;
     d->device = d->handle.device;
     assert_int_equal(d->ops->stream_create(d->device, &d->stream), 0);
-    return 0;
 }
 
 void cuda_device_close(struct cuda_device *d) {
     if (!d->ops) return;
     d->ops->stream_destroy(d->stream);
     d->ops->close(d->device);
+}
+
+struct cuda_device cuda_dev;
+
+int cuda_open(void **state) {
+    (void)state;
+    cuda_device_open(&cuda_dev, 0);
+    return 0;
+}
+
+int cuda_close(void **state) {
+    (void)state;
+    cuda_device_close(&cuda_dev);
+    return 0;
 }
 
 void *cuda_bytes_new(struct cuda_device *d, const void *from, uint64_t bytes) {

@@ -11,12 +11,15 @@ struct cuda_device {
     struct sw_stream *stream;
 };
 
-/* The stand-in of this configuration, or NULL where it was not built: CUDA's headers are missing.
- * SPILLWAY_CUDA_PLUGIN, where it is set, is taken instead. */
-const char *cuda_standin_path(void);
-/* 0, or 1 where there is no stand-in: the group's tests then skip themselves. */
-int cuda_device_open(struct cuda_device *d, int index);
+/* On the stand-in of this configuration, or what SPILLWAY_CUDA_PLUGIN names. Where there is none,
+ * as CUDA's headers are missing, the runner leaves these tests out. */
+void cuda_device_open(struct cuda_device *d, int index);
 void cuda_device_close(struct cuda_device *d);
+
+/* The first device, for groups of tests that want one: their set-up and tear-down. */
+extern struct cuda_device cuda_dev;
+int cuda_open(void **state);
+int cuda_close(void **state);
 
 /* Device memory and what the test knows of it. The host's copies are exchanged by copies alone, as
  * with a real device. `exact` has the values of `host`. */

@@ -15,30 +15,6 @@
 #include "tests/support_cuda.h"
 #include "tests/support_reference.h"
 
-static struct cuda_device dev;
-static int absent;
-
-#define NEEDS_STANDIN()                                                                            \
-    do {                                                                                           \
-        (void)state;                                                                               \
-        if (absent) {                                                                              \
-            print_message("the stand-in was not built: CUDA's headers are not here\n");            \
-            skip();                                                                                \
-        }                                                                                          \
-    } while (0)
-
-static int open_device(void **state) {
-    (void)state;
-    absent = cuda_device_open(&dev, 0);
-    return 0;
-}
-
-static int close_device(void **state) {
-    (void)state;
-    cuda_device_close(&dev);
-    return 0;
-}
-
 struct problem {
     struct sw_attention shape;
     enum sw_dtype dtype;
@@ -63,23 +39,24 @@ static void problem_open(struct problem *p, enum sw_dtype dtype, uint32_t batch,
     const uint64_t counts[] = {p->q_count, p->kv_count, p->kv_count, p->q_count,  p->q_count,
                                p->q_count, p->kv_count, p->kv_count, p->lse_count};
     for (int i = 0; i < 9; i++)
-        *tensors[i] = cuda_tensor_new(&dev, i == 8 ? SW_FP32 : dtype, counts[i], i < 2 ? 1.5 : 1.0);
+        *tensors[i] =
+            cuda_tensor_new(&cuda_dev, i == 8 ? SW_FP32 : dtype, counts[i], i < 2 ? 1.5 : 1.0);
     double **wants[] = {&p->want_out, &p->want_dq, &p->want_dk, &p->want_dv, &p->want_lse,
                         &p->sum_out,  &p->sum_dq,  &p->sum_dk,  &p->sum_dv};
     const uint64_t sizes[] = {p->q_count, p->q_count, p->kv_count, p->kv_count, p->lse_count,
                               p->q_count, p->q_count, p->kv_count, p->kv_count};
     for (int i = 0; i < 9; i++) *wants[i] = calloc(sizes[i] + 1, sizeof(double));
-    p->scratch_bytes = dev.ops->attention_scratch_bytes(dev.device, &p->shape);
+    p->scratch_bytes = cuda_dev.ops->attention_scratch_bytes(cuda_dev.device, &p->shape);
     char *marked = malloc(p->scratch_bytes + 4096);
     memset(marked, 0xFF, p->scratch_bytes); /* NaN: nothing may rely on what lies there */
     memset(marked + p->scratch_bytes, 0x5A, 4096);
-    p->scratch = cuda_bytes_new(&dev, marked, p->scratch_bytes + 4096);
+    p->scratch = cuda_bytes_new(&cuda_dev, marked, p->scratch_bytes + 4096);
     free(marked);
 }
 
 static void problem_close(struct problem *p) {
     char behind[4096];
-    cuda_bytes_get(&dev, behind, p->scratch + p->scratch_bytes, sizeof(behind));
+    cuda_bytes_get(&cuda_dev, behind, p->scratch + p->scratch_bytes, sizeof(behind));
     for (int i = 0; i < 4096; i++) assert_int_equal(behind[i], 0x5A);
     struct cuda_tensor *tensors[] = {&p->q,  &p->k,  &p->v,  &p->dout, &p->out,
                                      &p->dq, &p->dk, &p->dv, &p->lse};
@@ -87,17 +64,18 @@ static void problem_close(struct problem *p) {
     double *all[] = {p->want_out, p->want_dq, p->want_dk, p->want_dv, p->want_lse,
                      p->sum_out,  p->sum_dq,  p->sum_dk,  p->sum_dv};
     for (int i = 0; i < 9; i++) free(all[i]);
-    dev.ops->free(dev.device, p->scratch, p->scratch_bytes + 4096);
+    cuda_dev.ops->free(cuda_dev.device, p->scratch, p->scratch_bytes + 4096);
 }
 
 static void run(struct problem *p) {
-    assert_int_equal(dev.ops->attention(dev.stream, p->dtype, &p->shape, p->out.data, p->lse.data,
-                                        p->q.data, p->k.data, p->v.data, p->scratch),
+    assert_int_equal(cuda_dev.ops->attention(cuda_dev.stream, p->dtype, &p->shape, p->out.data,
+                                             p->lse.data, p->q.data, p->k.data, p->v.data,
+                                             p->scratch),
                      0);
-    assert_int_equal(dev.ops->attention_backward(dev.stream, p->dtype, &p->shape, p->dq.data,
-                                                 p->dk.data, p->dv.data, p->dout.data, p->out.data,
-                                                 p->lse.data, p->q.data, p->k.data, p->v.data,
-                                                 p->scratch),
+    assert_int_equal(cuda_dev.ops->attention_backward(cuda_dev.stream, p->dtype, &p->shape,
+                                                      p->dq.data, p->dk.data, p->dv.data,
+                                                      p->dout.data, p->out.data, p->lse.data,
+                                                      p->q.data, p->k.data, p->v.data, p->scratch),
                      0);
     struct cuda_tensor *results[] = {&p->out, &p->lse, &p->dq, &p->dk, &p->dv};
     for (int i = 0; i < 5; i++) cuda_tensor_get(results[i]);
@@ -181,7 +159,7 @@ static void shape_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t
 }
 
 static void tensor_cores_match_double(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     ref_seed(21);
     shape_case(SW_BF16, 1, 2, 65, 4, 2, 64);
     shape_case(SW_BF16, 1, 1, 150, 3, 1, 64);
@@ -193,7 +171,7 @@ static void tensor_cores_match_double(void **state) {
 }
 
 static void the_fallback_matches_double(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     ref_seed(22);
     shape_case(SW_FP32, 0, 1, 1, 1, 1, 8);
     shape_case(SW_FP32, 0, 2, 37, 4, 2, 16);
@@ -205,7 +183,7 @@ static void the_fallback_matches_double(void **state) {
 
 /* What lies in the future must not change a bit; and equal inputs give equal bits. */
 static void later_positions_do_not_matter(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     enum { CUT = 70, TIME = 130, KV_HEADS = 1, HEADS = 2, DIM = 64 };
     ref_seed(23);
     for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++) {
@@ -233,7 +211,7 @@ static void later_positions_do_not_matter(void **state) {
 
 /* Scores far apart: the running maximum keeps every exponential in range. */
 static void large_scores_stay_finite(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     ref_seed(24);
     struct problem p;
     problem_open(&p, SW_BF16, 1, 130, 1, 1, 64);
@@ -249,20 +227,22 @@ static void large_scores_stay_finite(void **state) {
 
 /* A pointer that is not aligned to 16 goes to the fallback, with results as good. */
 static void unaligned_tensors_are_served(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     ref_seed(25);
     struct problem p;
     problem_open(&p, SW_BF16, 1, 20, 1, 1, 64);
-    char *shifted = cuda_bytes_new(&dev, NULL, p.q_count * 2 + 16);
+    char *shifted = cuda_bytes_new(&cuda_dev, NULL, p.q_count * 2 + 16);
     double worst = 0.0;
     ref_attention(p.want_out, p.want_lse, p.q.exact, p.k.exact, p.v.exact, &p.shape);
-    assert_int_equal(dev.ops->copy_h2d(dev.stream, shifted + 2, p.q.host, p.q_count * 2), 0);
-    assert_int_equal(dev.ops->attention(dev.stream, SW_BF16, &p.shape, p.out.data, p.lse.data,
-                                        shifted + 2, p.k.data, p.v.data, p.scratch),
+    assert_int_equal(cuda_dev.ops->copy_h2d(cuda_dev.stream, shifted + 2, p.q.host, p.q_count * 2),
+                     0);
+    assert_int_equal(cuda_dev.ops->attention(cuda_dev.stream, SW_BF16, &p.shape, p.out.data,
+                                             p.lse.data, shifted + 2, p.k.data, p.v.data,
+                                             p.scratch),
                      0);
     cuda_tensor_get(&p.out);
     check("out", &p, &p.out, p.want_out, p.sum_out, fp32_limit(&p.shape, 0), 0, &worst);
-    dev.ops->free(dev.device, shifted, 0);
+    cuda_dev.ops->free(cuda_dev.device, shifted, 0);
     problem_close(&p);
 }
 
@@ -274,5 +254,5 @@ int main(void) {
         cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(unaligned_tensors_are_served),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cuda_open, cuda_close);
 }

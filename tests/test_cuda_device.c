@@ -19,22 +19,12 @@
 
 enum { DEVICES = 2 };
 static struct cuda_device devices[DEVICES];
-static int absent;
-
-#define NEEDS_STANDIN()                                                                            \
-    do {                                                                                           \
-        (void)state;                                                                               \
-        if (absent) {                                                                              \
-            print_message("the stand-in was not built: CUDA's headers are not here\n");            \
-            skip();                                                                                \
-        }                                                                                          \
-    } while (0)
 
 static int open_devices(void **state) {
     (void)state;
     setenv("STANDIN_DEVICES", "2", 1);
     setenv("STANDIN_MEMORY", "1000000000", 1);
-    for (int i = 0; i < DEVICES; i++) absent |= cuda_device_open(&devices[i], i);
+    for (int i = 0; i < DEVICES; i++) cuda_device_open(&devices[i], i);
     return 0;
 }
 
@@ -90,7 +80,7 @@ static void assert_says(const char *said, int result, const char *part) {
 }
 
 static void why_it_cannot_be_used_is_said(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     assert_says(opening("", ""), 0, "cuda CPU stand-in, compute capability 8.9, CUDA ");
     assert_says(opening("STANDIN_ERROR=35", ""), -ENODEV, "no NVIDIA driver here, or one older");
     assert_says(opening("STANDIN_ERROR=100", ""), -ENODEV, "sees no GPU");
@@ -104,14 +94,14 @@ static void why_it_cannot_be_used_is_said(void **state) {
 
 /* Beside the program, when nothing else is named. */
 static void the_plugin_lies_beside_the_program(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     assert_says(opening("SPILLWAY_CUDA_PLUGIN=", ""), -ENOENT, "tests/libspillway_cuda.so");
 }
 
 /* ---- memory ---- */
 
 static void memory_is_aligned_and_cleared(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
 #ifdef SW_POISON
     const unsigned char fill = 0xFF;
 #else
@@ -136,7 +126,7 @@ static void memory_is_aligned_and_cleared(void **state) {
 }
 
 static void memory_that_does_not_exist_is_refused(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     void *p = &p;
     log_catch();
     assert_int_equal(devices->ops->alloc(devices->device, 1ull << 50, &p), -ENOMEM);
@@ -150,7 +140,7 @@ static void memory_that_does_not_exist_is_refused(void **state) {
 }
 
 static void wrong_sides_of_a_copy_are_refused(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     char host[64] = {0};
     char *there = cuda_bytes_new(devices, host, sizeof(host));
     const struct sw_device_ops *ops = devices->ops;
@@ -200,7 +190,7 @@ static int handed_over(int waits) {
 }
 
 static void only_a_wait_orders_streams(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     assert_int_equal(handed_over(1), ROUNDS);
     const int right = handed_over(0);
     print_message("without the wait %d of %d arrive\n", right, ROUNDS);
@@ -209,7 +199,7 @@ static void only_a_wait_orders_streams(void **state) {
 
 /* A pinned source is read when the stream gets there, another one at the call. */
 static void pinned_copies_run_late(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     const struct sw_device_ops *ops = devices->ops;
     char *there = cuda_bytes_new(devices, NULL, BYTES);
     unsigned char *memory = aligned_alloc(4096, 4096), got[BYTES];
@@ -234,7 +224,7 @@ static void pinned_copies_run_late(void **state) {
 
 /* A result in pinned memory is there after the event, and not before it was waited for. */
 static void results_come_with_their_event(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     const struct sw_device_ops *ops = devices->ops;
     char *there = cuda_bytes_new(devices, NULL, BYTES);
     unsigned char *pinned = aligned_alloc(4096, 4096);
@@ -312,7 +302,7 @@ static void *relay_lane(void *ctx) {
 }
 
 static void events_hand_over_between_threads(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     const struct sw_device_ops *ops = devices->ops;
     struct relay r = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
     const float zero = 0.0f, one = 1.0f;

@@ -12,31 +12,9 @@
 #include "tests/support_reference.h"
 
 static const double unit = 0x1p-24;
-static struct cuda_device dev;
-static int absent;
 static const enum sw_dtype dtypes[2] = {SW_FP32, SW_BF16};
 
-#define NEEDS_STANDIN()                                                                            \
-    do {                                                                                           \
-        (void)state;                                                                               \
-        if (absent) {                                                                              \
-            print_message("the stand-in was not built: CUDA's headers are not here\n");            \
-            skip();                                                                                \
-        }                                                                                          \
-    } while (0)
-#define RUN(call) assert_int_equal(dev.ops->call, 0)
-
-static int open_device(void **state) {
-    (void)state;
-    absent = cuda_device_open(&dev, 0);
-    return 0;
-}
-
-static int close_device(void **state) {
-    (void)state;
-    cuda_device_close(&dev);
-    return 0;
-}
+#define RUN(call) assert_int_equal(cuda_dev.ops->call, 0)
 
 static void free_all(struct cuda_tensor **all, size_t count) {
     for (size_t i = 0; i < count; i++) cuda_tensor_free(all[i]);
@@ -48,7 +26,7 @@ static void free_all(struct cuda_tensor **all, size_t count) {
     } while (0)
 
 static struct cuda_tensor tensor(enum sw_dtype dtype, uint64_t count, double size) {
-    return cuda_tensor_new(&dev, dtype, count, size);
+    return cuda_tensor_new(&cuda_dev, dtype, count, size);
 }
 
 static void check(struct ref_report *report, struct cuda_tensor *t, const double *want) {
@@ -75,7 +53,7 @@ static double rmsnorm_loss(void *ctx) {
 static void rmsnorm_case(enum sw_dtype dtype, uint64_t n, uint64_t width, struct ref_report *there,
                          struct ref_report *back) {
     const uint64_t count = n * width;
-    const uint64_t scratch_bytes = dev.ops->rmsnorm_scratch_bytes(dev.device, n, width);
+    const uint64_t scratch_bytes = cuda_dev.ops->rmsnorm_scratch_bytes(cuda_dev.device, n, width);
     struct graph g = {.n = n, .width = width, .eps = (double)1e-5f};
     g.x = tensor(dtype, count, 2.0);
     g.y = tensor(dtype, width, 1.5);
@@ -88,7 +66,7 @@ static void rmsnorm_case(enum sw_dtype dtype, uint64_t n, uint64_t width, struct
     there->limit = ((double)width / 2 + 6) * unit;
     back->limit = 2.0 * (double)(width + n + 12) * unit;
 
-    RUN(rmsnorm(dev.stream, dtype, out.data, rstd.data, g.x.data, g.y.data, n, width, 1e-5f));
+    RUN(rmsnorm(cuda_dev.stream, dtype, out.data, rstd.data, g.x.data, g.y.data, n, width, 1e-5f));
     rmsnorm_loss(&g);
     check(there, &out, g.out);
     ref_differences(want_dx, g.x.exact, count, rmsnorm_loss, &g);
@@ -96,13 +74,13 @@ static void rmsnorm_case(enum sw_dtype dtype, uint64_t n, uint64_t width, struct
     for (int add = 1; add >= 0; add--) { /* first onto what is there, then instead of it */
         for (uint64_t i = 0; i < count && add; i++) dx.exact[i] += want_dx[i];
         for (uint64_t i = 0; i < width && add; i++) dw.exact[i] += want_dw[i];
-        RUN(rmsnorm_backward(dev.stream, dtype, dx.data, add, dw.data, add, g.dout.data, g.x.data,
-                             g.y.data, rstd.data, n, width, scratch.data));
+        RUN(rmsnorm_backward(cuda_dev.stream, dtype, dx.data, add, dw.data, add, g.dout.data,
+                             g.x.data, g.y.data, rstd.data, n, width, scratch.data));
         check(back, &dx, add ? dx.exact : want_dx);
         check(back, &dw, add ? dw.exact : want_dw);
     }
     /* Where dy lies. */
-    RUN(rmsnorm_backward(dev.stream, dtype, g.dout.data, 0, dw.data, 0, g.dout.data, g.x.data,
+    RUN(rmsnorm_backward(cuda_dev.stream, dtype, g.dout.data, 0, dw.data, 0, g.dout.data, g.x.data,
                          g.y.data, rstd.data, n, width, scratch.data));
     check(back, &g.dout, want_dx);
     check(back, &dw, want_dw);
@@ -111,7 +89,7 @@ static void rmsnorm_case(enum sw_dtype dtype, uint64_t n, uint64_t width, struct
 }
 
 static void rmsnorm_matches_double_and_differences(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct ref_report there = {.name = "rmsnorm forward"}, back = {.name = "rmsnorm backward"};
     ref_seed(1);
     for (int t = 0; t < 2; t++) {
@@ -126,7 +104,7 @@ static void rmsnorm_matches_double_and_differences(void **state) {
 
 /* A row longer than one pass of a block: ones have norm one. */
 static void rmsnorm_of_a_long_row(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     enum { WIDTH = 5000 };
     struct cuda_tensor x = tensor(SW_BF16, WIDTH, 0.0), w = tensor(SW_BF16, WIDTH, 0.0);
     struct cuda_tensor out = tensor(SW_BF16, WIDTH, 0.0), rstd = tensor(SW_FP32, 1, 0.0);
@@ -134,7 +112,7 @@ static void rmsnorm_of_a_long_row(void **state) {
     for (int i = 0; i < WIDTH; i++) ((sw_bf16 *)w.host)[i] = sw_bf16_from_f32((float)(i % 7));
     cuda_tensor_put(&x);
     cuda_tensor_put(&w);
-    RUN(rmsnorm(dev.stream, SW_BF16, out.data, rstd.data, x.data, w.data, 1, WIDTH, 0.0f));
+    RUN(rmsnorm(cuda_dev.stream, SW_BF16, out.data, rstd.data, x.data, w.data, 1, WIDTH, 0.0f));
     cuda_tensor_get(&out);
     cuda_tensor_get(&rstd);
     assert_true(*(float *)rstd.host == 0.5f);
@@ -144,7 +122,7 @@ static void rmsnorm_of_a_long_row(void **state) {
 }
 
 static void rope_turns_and_turns_back(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct ref_report there = {.name = "rope forward", .limit = 4 * unit};
     struct ref_report back = {.name = "rope backward", .limit = 4 * unit};
     static const uint64_t dims[] = {8, 16, 64, 80, 96, 128, 2, 10};
@@ -163,8 +141,8 @@ static void rope_turns_and_turns_back(void **state) {
         cuda_tensor_put(&sines);
         for (int inverse = 0; inverse < 2; inverse++) {
             ref_rope(x.exact, cosines.host, sines.host, rows, time, heads, dim, inverse);
-            RUN(rope(dev.stream, x.dtype, x.data, cosines.data, sines.data, rows, time, heads, dim,
-                     inverse));
+            RUN(rope(cuda_dev.stream, x.dtype, x.data, cosines.data, sines.data, rows, time, heads,
+                     dim, inverse));
             check(inverse ? &back : &there, &x, x.exact);
             for (uint64_t i = 0; i < x.count; i++) x.exact[i] = ref_value(x.dtype, x.host, i);
         }
@@ -181,7 +159,7 @@ static double swiglu_loss(void *ctx) {
 }
 
 static void swiglu_matches_double_and_differences(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct ref_report there = {.name = "swiglu forward", .limit = 12 * unit};
     struct ref_report back = {.name = "swiglu backward", .limit = 16 * unit};
     static const uint64_t counts[] = {1, 15, 33, 4131};
@@ -195,14 +173,14 @@ static void swiglu_matches_double_and_differences(void **state) {
                           .out = calloc(count, sizeof(double))};
         struct cuda_tensor out = tensor(dtype, count, 0.0);
         double *dgate = calloc(count, sizeof(double)), *dup = calloc(count, sizeof(double));
-        RUN(swiglu(dev.stream, dtype, out.data, g.x.data, g.y.data, count));
+        RUN(swiglu(cuda_dev.stream, dtype, out.data, g.x.data, g.y.data, count));
         swiglu_loss(&g);
         check(&there, &out, g.out);
         if (count < 100) {
             ref_differences(dgate, g.x.exact, count, swiglu_loss, &g);
             ref_differences(dup, g.y.exact, count, swiglu_loss, &g);
             /* in place: the gradients take the places of what they are gradients of */
-            RUN(swiglu_backward(dev.stream, dtype, g.x.data, g.y.data, g.dout.data, g.x.data,
+            RUN(swiglu_backward(cuda_dev.stream, dtype, g.x.data, g.y.data, g.dout.data, g.x.data,
                                 g.y.data, count));
             check(&back, &g.x, dgate);
             check(&back, &g.y, dup);
@@ -215,7 +193,7 @@ static void swiglu_matches_double_and_differences(void **state) {
 }
 
 static void swiglu_of_extreme_gates_stays_finite(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     static const float gates[5] = {-1e30f, -100.0f, 100.0f, 1e30f, NAN};
     struct cuda_tensor gate = tensor(SW_FP32, 5, 0.0), one = tensor(SW_FP32, 5, 0.0);
     struct cuda_tensor out = tensor(SW_FP32, 5, 0.0), dgate = tensor(SW_FP32, 5, 0.0);
@@ -224,9 +202,9 @@ static void swiglu_of_extreme_gates_stays_finite(void **state) {
     for (int i = 0; i < 5; i++) ((float *)one.host)[i] = 1.0f;
     cuda_tensor_put(&gate);
     cuda_tensor_put(&one);
-    RUN(swiglu(dev.stream, SW_FP32, out.data, gate.data, one.data, 5));
-    RUN(swiglu_backward(dev.stream, SW_FP32, dgate.data, dup.data, one.data, gate.data, one.data,
-                        5));
+    RUN(swiglu(cuda_dev.stream, SW_FP32, out.data, gate.data, one.data, 5));
+    RUN(swiglu_backward(cuda_dev.stream, SW_FP32, dgate.data, dup.data, one.data, gate.data,
+                        one.data, 5));
     cuda_tensor_get(&out);
     cuda_tensor_get(&dgate);
     const float *y = out.host, *d = dgate.host;
@@ -267,8 +245,8 @@ static void softmax_case(enum sw_dtype dtype, uint64_t n, uint64_t vocab, uint64
     g.mask = masked ? calloc(n, 1) : NULL;
     for (uint64_t i = 0; i < n; i++) g.targets[i] = (int32_t)(ref_random() % vocab);
     for (uint64_t i = 0; i < n && masked; i++) g.mask[i] = i % 3 != 1;
-    int32_t *targets = cuda_bytes_new(&dev, g.targets, n * sizeof(int32_t));
-    uint8_t *mask = masked ? cuda_bytes_new(&dev, g.mask, n) : NULL;
+    int32_t *targets = cuda_bytes_new(&cuda_dev, g.targets, n * sizeof(int32_t));
+    uint8_t *mask = masked ? cuda_bytes_new(&cuda_dev, g.mask, n) : NULL;
     const double parts = (double)((vocab + step - 1) / step);
     there->limit = ((double)vocab / (vocab > 100 ? 4 : 1) + 8 + 5 * parts) * unit;
     memset(stats.host, 0xFF, n * 3 * sizeof(float)); /* NaN: what begins afresh does not see it */
@@ -276,10 +254,11 @@ static void softmax_case(enum sw_dtype dtype, uint64_t n, uint64_t vocab, uint64
     for (uint64_t first = 0; first < vocab; first += step) {
         const uint64_t width = vocab - first < step ? vocab - first : step;
         struct cuda_tensor part = columns(&g, first, width);
-        RUN(softmax_stats(dev.stream, stats.data, part.data, targets, n, width, first, first == 0));
+        RUN(softmax_stats(cuda_dev.stream, stats.data, part.data, targets, n, width, first,
+                          first == 0));
         cuda_tensor_free(&part);
     }
-    RUN(softmax_loss(dev.stream, loss.data, stats.data, mask, n));
+    RUN(softmax_loss(cuda_dev.stream, loss.data, stats.data, mask, n));
     cuda_tensor_get(&stats);
     for (uint64_t i = 0; i < n; i++) {
         double most = g.x.exact[i * vocab];
@@ -299,9 +278,9 @@ static void softmax_case(enum sw_dtype dtype, uint64_t n, uint64_t vocab, uint64
             struct cuda_tensor part = columns(&g, first, width);
             struct cuda_tensor out = tensor(dtype, n * width, 0.0);
             void *to = dtype == SW_FP32 ? part.data : out.data; /* in place where it may be */
-            RUN(softmax_backward(dev.stream, dtype, to, part.data, stats.data, targets, mask, scale,
-                                 n, width, first));
-            cuda_bytes_get(&dev, out.host, to, n * width * sw_dtype_bytes(dtype));
+            RUN(softmax_backward(cuda_dev.stream, dtype, to, part.data, stats.data, targets, mask,
+                                 scale, n, width, first));
+            cuda_bytes_get(&cuda_dev, out.host, to, n * width * sw_dtype_bytes(dtype));
             for (uint64_t i = 0; i < n; i++)
                 memcpy((char *)got + (i * vocab + first) * sw_dtype_bytes(dtype),
                        (char *)out.host + i * width * sw_dtype_bytes(dtype),
@@ -311,13 +290,13 @@ static void softmax_case(enum sw_dtype dtype, uint64_t n, uint64_t vocab, uint64
         ref_check(back, dtype, got, want, n * vocab);
     }
     FREE_ALL(&g.x, &loss, &stats);
-    dev.ops->free(dev.device, targets, 0);
-    dev.ops->free(dev.device, mask, 0);
+    cuda_dev.ops->free(cuda_dev.device, targets, 0);
+    cuda_dev.ops->free(cuda_dev.device, mask, 0);
     free(want), free(got), free(g.out), free(g.targets), free(g.mask);
 }
 
 static void softmax_in_parts_matches_double_and_differences(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct ref_report there = {.name = "cross-entropy forward"};
     struct ref_report back = {.name = "cross-entropy backward"};
     ref_seed(5);
@@ -335,23 +314,23 @@ static void softmax_in_parts_matches_double_and_differences(void **state) {
 
 /* Loss and statistics of one row of 40 logits, `step` at a time. */
 static float loss_of(const float logits[40], int32_t target, uint64_t step, float stats[3]) {
-    float *row = cuda_bytes_new(&dev, logits, 40 * sizeof(float));
-    float *out = cuda_bytes_new(&dev, NULL, 4 * sizeof(float)), loss;
-    int32_t *wanted = cuda_bytes_new(&dev, &target, sizeof(target));
+    float *row = cuda_bytes_new(&cuda_dev, logits, 40 * sizeof(float));
+    float *out = cuda_bytes_new(&cuda_dev, NULL, 4 * sizeof(float)), loss;
+    int32_t *wanted = cuda_bytes_new(&cuda_dev, &target, sizeof(target));
     for (uint64_t first = 0; first < 40; first += step)
-        RUN(softmax_stats(dev.stream, out, row + first, wanted, 1,
+        RUN(softmax_stats(cuda_dev.stream, out, row + first, wanted, 1,
                           40 - first < step ? 40 - first : step, first, first == 0));
-    RUN(softmax_loss(dev.stream, out + 3, out, NULL, 1));
-    cuda_bytes_get(&dev, stats, out, 3 * sizeof(float));
-    cuda_bytes_get(&dev, &loss, out + 3, sizeof(loss));
-    dev.ops->free(dev.device, row, 0);
-    dev.ops->free(dev.device, out, 0);
-    dev.ops->free(dev.device, wanted, 0);
+    RUN(softmax_loss(cuda_dev.stream, out + 3, out, NULL, 1));
+    cuda_bytes_get(&cuda_dev, stats, out, 3 * sizeof(float));
+    cuda_bytes_get(&cuda_dev, &loss, out + 3, sizeof(loss));
+    cuda_dev.ops->free(cuda_dev.device, row, 0);
+    cuda_dev.ops->free(cuda_dev.device, out, 0);
+    cuda_dev.ops->free(cuda_dev.device, wanted, 0);
     return loss;
 }
 
 static void softmax_of_uneven_and_nonfinite_logits(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     static const int places[] = {0, 1, 7, 8, 9, 31, 39};
     float logits[40], stats[3];
     for (int falling = 0; falling < 2; falling++) {
@@ -386,10 +365,11 @@ static void embedding_part_case(enum sw_dtype dtype, uint64_t width, uint64_t fi
     float *want = calloc(rows * width, sizeof(float));
     int32_t tokens[N];
     for (int i = 0; i < N; i++) tokens[i] = (int32_t)(ref_random() % VOCAB);
-    int32_t *on_device = cuda_bytes_new(&dev, tokens, sizeof(tokens));
+    int32_t *on_device = cuda_bytes_new(&cuda_dev, tokens, sizeof(tokens));
     memcpy(want, grad.host, rows * width * sizeof(float));
-    RUN(embed(dev.stream, dtype, out.data, table.data, on_device, N, width, first, rows));
-    RUN(embed_backward(dev.stream, dtype, grad.data, dout.data, on_device, N, width, first, rows));
+    RUN(embed(cuda_dev.stream, dtype, out.data, table.data, on_device, N, width, first, rows));
+    RUN(embed_backward(cuda_dev.stream, dtype, grad.data, dout.data, on_device, N, width, first,
+                       rows));
     cuda_tensor_get(&out);
     cuda_tensor_get(&grad);
     for (uint64_t i = 0; i < N; i++) {
@@ -404,12 +384,12 @@ static void embedding_part_case(enum sw_dtype dtype, uint64_t width, uint64_t fi
     }
     assert_memory_equal(grad.host, want, rows * width * sizeof(float)); /* exact */
     FREE_ALL(&table, &dout, &out, &grad);
-    dev.ops->free(dev.device, on_device, sizeof(tokens));
+    cuda_dev.ops->free(cuda_dev.device, on_device, sizeof(tokens));
     free(want);
 }
 
 static void embedding_rows_are_gathered_and_summed_in_order(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     static const uint64_t widths[] = {1, 70, 136, 1100};
     ref_seed(6);
     for (size_t c = 0; c < 8; c++) {
@@ -421,7 +401,7 @@ static void embedding_rows_are_gathered_and_summed_in_order(void **state) {
 }
 
 static void rounding_is_to_nearest_even(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     static const uint64_t counts[] = {1, 7, 4096, 40001};
     ref_seed(9);
     for (size_t c = 0; c < 8; c++) {
@@ -430,7 +410,7 @@ static void rounding_is_to_nearest_even(void **state) {
         float *x = src.host;
         x[0] = sw_f32_from_bits(0x3F808000u); /* half way between two: to the even one */
         cuda_tensor_put(&src);
-        RUN(round(dev.stream, dst.dtype, dst.data, src.data, src.count));
+        RUN(round(cuda_dev.stream, dst.dtype, dst.data, src.data, src.count));
         cuda_tensor_get(&dst);
         for (uint64_t i = 0; i < src.count; i++) {
             const float want =
@@ -449,7 +429,7 @@ static double block_sum(enum sw_dtype dtype, const void *x, uint64_t first, uint
 }
 
 static void round_norm_rounds_and_sums_as_the_cpu_does(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     static const uint64_t counts[] = {0, 1, 7, 8, 1000, SW_NORM_BLOCK, 3 * SW_NORM_BLOCK + 5};
     ref_seed(7);
     for (size_t c = 0; c < 14; c++) {
@@ -458,12 +438,13 @@ static void round_norm_rounds_and_sums_as_the_cpu_does(void **state) {
         struct cuda_tensor dst = tensor(dtypes[c % 2], count, 0.0);
         double sums[4];
         struct sw_nonfinite bad = {.count = 9};
-        double *on_device = cuda_bytes_new(&dev, NULL, sizeof(sums));
-        struct sw_nonfinite *bad_there = cuda_bytes_new(&dev, &bad, sizeof(bad));
-        RUN(round_norm(dev.stream, dst.data, dst.dtype, src.data, count, on_device, bad_there));
+        double *on_device = cuda_bytes_new(&cuda_dev, NULL, sizeof(sums));
+        struct sw_nonfinite *bad_there = cuda_bytes_new(&cuda_dev, &bad, sizeof(bad));
+        RUN(round_norm(cuda_dev.stream, dst.data, dst.dtype, src.data, count, on_device,
+                       bad_there));
         cuda_tensor_get(&dst);
-        cuda_bytes_get(&dev, sums, on_device, sizeof(sums));
-        cuda_bytes_get(&dev, &bad, bad_there, sizeof(bad));
+        cuda_bytes_get(&cuda_dev, sums, on_device, sizeof(sums));
+        cuda_bytes_get(&cuda_dev, &bad, bad_there, sizeof(bad));
         assert_true(bad.count == 0 && bad.first == 0 && bad.is_nan == 0);
         for (uint64_t i = 0; i < count; i++) {
             const float x = ((float *)src.host)[i];
@@ -477,18 +458,18 @@ static void round_norm_rounds_and_sums_as_the_cpu_does(void **state) {
             assert_memory_equal(&sums[b], &want, sizeof(want));
         }
         FREE_ALL(&src, &dst);
-        dev.ops->free(dev.device, on_device, sizeof(sums));
-        dev.ops->free(dev.device, bad_there, sizeof(bad));
+        cuda_dev.ops->free(cuda_dev.device, on_device, sizeof(sums));
+        cuda_dev.ops->free(cuda_dev.device, bad_there, sizeof(bad));
     }
 }
 
 static void round_norm_counts_what_is_not_finite(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     const uint64_t count = 2 * SW_NORM_BLOCK + 100;
     for (int t = 0; t < 2; t++) {
         struct cuda_tensor src = tensor(SW_FP32, count, 1.0), dst = tensor(dtypes[t], count, 0.0);
-        double *sums = cuda_bytes_new(&dev, NULL, 3 * sizeof(double)), got[3];
-        struct sw_nonfinite bad, *bad_there = cuda_bytes_new(&dev, NULL, sizeof(bad));
+        double *sums = cuda_bytes_new(&cuda_dev, NULL, 3 * sizeof(double)), got[3];
+        struct sw_nonfinite bad, *bad_there = cuda_bytes_new(&cuda_dev, NULL, sizeof(bad));
         float *x = src.host;
         x[SW_NORM_BLOCK + 77] = -INFINITY;
         x[2 * SW_NORM_BLOCK + 99] = NAN;
@@ -496,9 +477,9 @@ static void round_norm_counts_what_is_not_finite(void **state) {
         for (int round = 0; round < 2; round++) {
             if (round) x[5] = sw_f32_from_bits(0x7F800001u); /* its upper half is an infinity's */
             cuda_tensor_put(&src);
-            RUN(round_norm(dev.stream, dst.data, dst.dtype, src.data, count, sums, bad_there));
-            cuda_bytes_get(&dev, &bad, bad_there, sizeof(bad));
-            cuda_bytes_get(&dev, got, sums, sizeof(got));
+            RUN(round_norm(cuda_dev.stream, dst.data, dst.dtype, src.data, count, sums, bad_there));
+            cuda_bytes_get(&cuda_dev, &bad, bad_there, sizeof(bad));
+            cuda_bytes_get(&cuda_dev, got, sums, sizeof(got));
             assert_int_equal(bad.count, 3 + round);
             assert_int_equal(bad.first, round ? 5 : SW_NORM_BLOCK + 77);
             assert_int_equal(bad.is_nan, round);
@@ -506,27 +487,27 @@ static void round_norm_counts_what_is_not_finite(void **state) {
                         isnan(got[2]));
         }
         FREE_ALL(&src, &dst);
-        dev.ops->free(dev.device, sums, sizeof(got));
-        dev.ops->free(dev.device, bad_there, sizeof(bad));
+        cuda_dev.ops->free(cuda_dev.device, sums, sizeof(got));
+        cuda_dev.ops->free(cuda_dev.device, bad_there, sizeof(bad));
     }
 }
 
 static void sum_is_in_index_order_in_double(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     enum { N = 2501 };
     struct cuda_tensor x = tensor(SW_FP32, N, 0.0);
-    double want = 0.0, got = 1.0, *out = cuda_bytes_new(&dev, NULL, sizeof(got));
+    double want = 0.0, got = 1.0, *out = cuda_bytes_new(&cuda_dev, NULL, sizeof(got));
     ref_seed(8);
     for (int i = 0; i < N; i++) want += (double)(((float *)x.host)[i] = (float)ref_random() / 3.0f);
     cuda_tensor_put(&x);
-    RUN(sum(dev.stream, out, x.data, N));
-    cuda_bytes_get(&dev, &got, out, sizeof(got));
+    RUN(sum(cuda_dev.stream, out, x.data, N));
+    cuda_bytes_get(&cuda_dev, &got, out, sizeof(got));
     assert_memory_equal(&got, &want, sizeof(want));
-    RUN(sum(dev.stream, out, x.data, 0));
-    cuda_bytes_get(&dev, &got, out, sizeof(got));
+    RUN(sum(cuda_dev.stream, out, x.data, 0));
+    cuda_bytes_get(&cuda_dev, &got, out, sizeof(got));
     assert_true(got == 0.0);
     cuda_tensor_free(&x);
-    dev.ops->free(dev.device, out, sizeof(got));
+    cuda_dev.ops->free(cuda_dev.device, out, sizeof(got));
 }
 
 /* ---- products ---- */
@@ -552,13 +533,13 @@ static void product_case(int form, uint64_t m, uint64_t n, uint64_t k, struct re
             c.exact[i * ldc + j] = sum;
         }
     report->limit = 2.0 * (double)(k + 2) * unit;
-    RUN(gemm(dev.stream, &g));
+    RUN(gemm(cuda_dev.stream, &g));
     check(report, &c, c.exact); /* and what lies between the rows is as it was */
     FREE_ALL(&a, &b, &c);
 }
 
 static void products_match_double(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct ref_report report = {.name = "products"};
     ref_seed(10);
     for (int form = 0; form < 32; form++) {
@@ -572,13 +553,13 @@ static void products_match_double(void **state) {
 
 /* A slice of a tensor begins anywhere. */
 static void products_of_slices(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     for (uint64_t first = 0; first < 16; first++) {
         struct cuda_tensor x = tensor(SW_BF16, 64, 1.0), c = tensor(SW_FP32, 64, 1.0);
         const sw_bf16 *at = (const sw_bf16 *)x.data + first;
         const struct sw_gemm g = {
             4, 4, 4, 0, 0, 0, at, SW_BF16, 4, at, SW_BF16, 4, (float *)c.data + first, SW_FP32, 4};
-        RUN(gemm(dev.stream, &g));
+        RUN(gemm(cuda_dev.stream, &g));
         cuda_tensor_get(&c);
         for (uint64_t i = 0; i < 16; i++) {
             double sum = 0.0;
@@ -592,52 +573,52 @@ static void products_of_slices(void **state) {
 
 /* Over an empty sum C stays, or becomes zero; products of nothing do nothing. */
 static void products_of_nothing(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct cuda_tensor c = tensor(SW_FP32, 12, 1.0);
     struct sw_gemm g = {.m = 3, .n = 3, .accumulate = 1, .a_dtype = SW_BF16, .b_dtype = SW_BF16};
     g.a = g.b = g.c = c.data;
     g.lda = g.ldb = g.ldc = 4;
     g.c_dtype = SW_FP32;
-    RUN(gemm(dev.stream, &g));
+    RUN(gemm(cuda_dev.stream, &g));
     cuda_tensor_get(&c);
     for (uint64_t i = 0; i < 12; i++) assert_true(ref_value(SW_FP32, c.host, i) == c.exact[i]);
     g.accumulate = 0;
-    RUN(gemm(dev.stream, &g));
+    RUN(gemm(cuda_dev.stream, &g));
     cuda_tensor_get(&c);
     for (uint64_t i = 0; i < 12; i++)
         assert_true(ref_value(SW_FP32, c.host, i) == (i % 4 < 3 ? 0.0 : c.exact[i]));
     g.m = 0;
-    RUN(gemm(dev.stream, &g));
+    RUN(gemm(cuda_dev.stream, &g));
     cuda_tensor_free(&c);
 }
 
 /* Nothing to do is done without touching anything. */
 static void empty_calls_change_nothing(void **state) {
-    NEEDS_STANDIN();
+    (void)state;
     struct cuda_tensor guard = tensor(SW_FP32, 16, 1.0);
     struct sw_attention shape = {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 1.0f};
     void *p = guard.data;
     for (int t = 0; t < 2; t++) {
         const enum sw_dtype dtype = dtypes[t];
-        RUN(embed(dev.stream, dtype, p, p, NULL, 0, 4, 0, 4));
-        RUN(embed_backward(dev.stream, dtype, p, p, NULL, 0, 4, 0, 4));
-        RUN(rmsnorm(dev.stream, dtype, p, p, p, p, 0, 4, 1e-5f));
-        RUN(rmsnorm_backward(dev.stream, dtype, p, 0, p, 1, p, p, p, p, 0, 4, NULL));
-        RUN(rope(dev.stream, dtype, p, p, p, 0, 1, 1, 4, 0));
-        RUN(swiglu(dev.stream, dtype, p, p, p, 0));
-        RUN(swiglu_backward(dev.stream, dtype, p, p, p, p, p, 0));
-        RUN(softmax_stats(dev.stream, p, p, NULL, 0, 4, 0, 1));
-        RUN(softmax_loss(dev.stream, p, p, NULL, 0));
-        RUN(softmax_backward(dev.stream, dtype, p, p, p, NULL, NULL, 1.0f, 0, 4, 0));
-        RUN(round(dev.stream, dtype, p, NULL, 0));
+        RUN(embed(cuda_dev.stream, dtype, p, p, NULL, 0, 4, 0, 4));
+        RUN(embed_backward(cuda_dev.stream, dtype, p, p, NULL, 0, 4, 0, 4));
+        RUN(rmsnorm(cuda_dev.stream, dtype, p, p, p, p, 0, 4, 1e-5f));
+        RUN(rmsnorm_backward(cuda_dev.stream, dtype, p, 0, p, 1, p, p, p, p, 0, 4, NULL));
+        RUN(rope(cuda_dev.stream, dtype, p, p, p, 0, 1, 1, 4, 0));
+        RUN(swiglu(cuda_dev.stream, dtype, p, p, p, 0));
+        RUN(swiglu_backward(cuda_dev.stream, dtype, p, p, p, p, p, 0));
+        RUN(softmax_stats(cuda_dev.stream, p, p, NULL, 0, 4, 0, 1));
+        RUN(softmax_loss(cuda_dev.stream, p, p, NULL, 0));
+        RUN(softmax_backward(cuda_dev.stream, dtype, p, p, p, NULL, NULL, 1.0f, 0, 4, 0));
+        RUN(round(cuda_dev.stream, dtype, p, NULL, 0));
         shape.batch = 0;
-        RUN(attention(dev.stream, dtype, &shape, p, p, p, p, p, p));
+        RUN(attention(cuda_dev.stream, dtype, &shape, p, p, p, p, p, p));
         shape.batch = 1;
-        RUN(attention(dev.stream, dtype, &shape, p, p, p, p, p, p));
-        RUN(attention_backward(dev.stream, dtype, &shape, p, p, p, p, p, p, p, p, p, p));
+        RUN(attention(cuda_dev.stream, dtype, &shape, p, p, p, p, p, p));
+        RUN(attention_backward(cuda_dev.stream, dtype, &shape, p, p, p, p, p, p, p, p, p, p));
     }
-    RUN(zero(dev.stream, p, 0));
-    RUN(copy_d2d(dev.stream, p, NULL, 0));
+    RUN(zero(cuda_dev.stream, p, 0));
+    RUN(copy_d2d(cuda_dev.stream, p, NULL, 0));
     cuda_tensor_get(&guard);
     for (uint64_t i = 0; i < 16; i++)
         assert_true(ref_value(SW_FP32, guard.host, i) == guard.exact[i]);
@@ -663,5 +644,5 @@ int main(void) {
         cmocka_unit_test(products_of_nothing),
         cmocka_unit_test(empty_calls_change_nothing),
     };
-    return cmocka_run_group_tests(tests, open_device, close_device);
+    return cmocka_run_group_tests(tests, cuda_open, cuda_close);
 }

@@ -34,11 +34,8 @@ MIXED = tiers(params="host:30%,nvme", optimizer="host:40%,nvme",
 
 
 def made(tmp, name="model", dtype="bf16", **shape):
-    with open(f"{tmp}/{name}.json", "w", encoding="utf-8") as file:
-        json.dump({**CONFIG, **SHAPE, **shape}, file)
-    t.spillway("init", "--config", f"{tmp}/{name}.json", "--seed", 1, "--out", f"{tmp}/{name}",
-               "--dtype", dtype, rc=0)
-    return f"{tmp}/{name}"
+    return t.make_model(f"{tmp}/{name}", {**CONFIG, **SHAPE, **shape}, "--seed", 1, "--dtype",
+                        dtype)
 
 
 def arguments(*more, steps=STEPS):
