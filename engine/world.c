@@ -286,8 +286,9 @@ void sw_world_abort(struct sw_world *w, int error) {
 int sw_world_wait(struct sw_world *w, struct sw_patience *p, double limit_s) {
     const int error = atomic_load(&w->error);
     if (error < 0) return error;
-    const uint64_t waited_ns = sw_wait_look(&p->wait);
-    if (limit_s > 0 && (double)waited_ns > limit_s * 1e9) return -ETIMEDOUT;
+    const double waited_s = (double)sw_wait_look(&p->wait) * 1e-9;
+    const int misses = atomic_load(&w->misses) && waited_s < 2 * limit_s;
+    if (limit_s > 0 && waited_s > limit_s && !misses) return -ETIMEDOUT;
     const uint32_t twice = p->sleep_ns * 2;
     p->sleep_ns = !p->sleep_ns ? SLEEP_NS_FIRST : twice < SLEEP_NS_MAX ? twice : SLEEP_NS_MAX;
     nanosleep(&(struct timespec){.tv_nsec = p->sleep_ns}, NULL);

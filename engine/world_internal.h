@@ -24,7 +24,8 @@ struct sw_control {
 struct sw_peer {
     struct sw_control heard, told;
     void *receiving, *sending; /* requests */
-    uint64_t heard_ns, told_ns;
+    struct sw_wait silence;    /* since it was heard last */
+    uint64_t told_ns;
     int is_sending, has_left, is_lost, is_told_error, is_told_end;
 };
 
@@ -42,6 +43,7 @@ struct sw_world {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     atomic_int error;          /* the first one; for ever */
+    atomic_int misses;         /* a process is silent longer than it should be */
     enum sw_world_stage stage; /* of the listener */
     int result;                /* of opening, then of closing */
     int is_given_up;           /* whoever opened it has left */
@@ -51,7 +53,6 @@ struct sw_world {
 
     /* The listener's own. */
     struct sw_peer peers[SW_RANKS_MAX];
-    uint64_t looked_ns;           /* the last time */
     uint64_t end_ns;              /* when the end began, 0: it has not */
     uint64_t failed_ns;           /* when it became a failure */
     uint64_t failed_elsewhere_ns; /* a process has left with a failure that nobody has reported */
@@ -78,7 +79,8 @@ struct sw_patience {
     uint32_t sleep_ns;
 };
 /* Sleeps once. 0; or the world's error, or -ETIMEDOUT after limit_s without news; a limit of 0 is
- * none. News begin a new patience, all zero. */
+ * none. While the listener misses a process it may take twice as long: whom a wait is for may in
+ * turn wait for that one, which the listener names. News begin a new patience, all zero. */
 int sw_world_wait(struct sw_world *w, struct sw_patience *p, double limit_s);
 
 #endif

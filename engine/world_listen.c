@@ -18,7 +18,6 @@ enum control_kind { IS_ALIVE = 1, HAS_FAILED, HAS_LEFT };
 #define LOOK_NS        10000000u   /* between two looks */
 #define LOOK_AT_END_NS 1000000u    /* and while nothing else is to be done */
 #define ALIVE_NS_MAX   1000000000u /* between two signs of life */
-#define SELF_NS_MAX    500000000u  /* a look this late tells of this process, not of others */
 #define GRACE_NS_MAX   5000000000u /* to leave in order after an error */
 #define REPORT_NS      500000000u  /* for a report of a failure to be made here as well */
 
@@ -28,6 +27,10 @@ static uint64_t timeout_ns(const struct sw_world *w) {
 
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
+}
+
+static uint64_t sign_every_ns(const struct sw_world *w) {
+    return least(timeout_ns(w) / 8, ALIVE_NS_MAX);
 }
 
 static int is_other(const struct sw_world *w, uint32_t p) {
@@ -49,7 +52,7 @@ static void receive(struct sw_world *w, uint32_t p) {
 static void understand(struct sw_world *w, uint32_t p, uint64_t now_ns) {
     struct sw_peer *peer = &w->peers[p];
     const struct sw_control said = peer->heard;
-    peer->heard_ns = now_ns;
+    peer->silence = (struct sw_wait){0};
     if (said.kind == HAS_LEFT) {
         peer->has_left = 1;
         if (said.value && !w->failed_elsewhere_ns) {
@@ -85,9 +88,12 @@ static void hear(struct sw_world *w, uint32_t p, uint64_t now_ns) {
     }
 }
 
-static void miss(struct sw_world *w, uint32_t p, uint64_t now_ns) {
+/* Whether it has been silent for longer than it should be. */
+static int miss(struct sw_world *w, uint32_t p) {
     struct sw_peer *peer = &w->peers[p];
-    if (peer->has_left || peer->is_lost || now_ns - peer->heard_ns < timeout_ns(w)) return;
+    if (peer->has_left || peer->is_lost) return 0;
+    const uint64_t silence_ns = sw_wait_look(&peer->silence);
+    if (silence_ns < timeout_ns(w)) return silence_ns > 3 * sign_every_ns(w);
     peer->is_lost = 1;
     char call[80] = "", during[120] = "";
     if (sw_world_describe_call(w, call, sizeof(call)))
@@ -97,6 +103,7 @@ static void miss(struct sw_world *w, uint32_t p, uint64_t now_ns) {
         "world: process %u has not been heard of for %g s%s; it was killed or stopped, or "
         "the network between the processes is down",
         p, w->timeout_s, during);
+    return 0;
 }
 
 /* A failure without a report here, or on its way: the processes that see one do not all report it,
@@ -113,11 +120,10 @@ static void wait_for_report(struct sw_world *w, uint64_t now_ns) {
 /* What is to be told next, or 0. */
 static uint32_t next_message(const struct sw_world *w, const struct sw_peer *peer,
                              uint64_t now_ns) {
-    const uint64_t every_ns = least(timeout_ns(w) / 8, ALIVE_NS_MAX);
     if (peer->is_told_end) return 0;
     if (atomic_load(&w->error) && !peer->is_told_error) return HAS_FAILED;
     if (w->end_ns) return HAS_LEFT;
-    return now_ns - peer->told_ns >= every_ns ? IS_ALIVE : 0;
+    return now_ns - peer->told_ns >= sign_every_ns(w) ? IS_ALIVE : 0;
 }
 
 static void tell(struct sw_world *w, uint32_t p, uint64_t now_ns) {
@@ -210,14 +216,13 @@ static int comes_to_end(struct sw_world *w, uint64_t now_ns, int *result) {
 
 static void look(struct sw_world *w) {
     const uint64_t now_ns = sw_now_ns();
-    const int was_away = now_ns - w->looked_ns > SELF_NS_MAX;
-    w->looked_ns = now_ns;
+    int misses = 0;
     for (uint32_t p = 0; p < w->size; p++) {
         if (!is_other(w, p)) continue;
-        if (was_away) w->peers[p].heard_ns = now_ns;
         hear(w, p, now_ns);
-        miss(w, p, now_ns);
+        misses |= miss(w, p);
     }
+    atomic_store(&w->misses, misses);
     wait_for_report(w, now_ns);
     if (atomic_load(&w->error) && !w->has_ended_groups) {
         w->has_ended_groups = 1;
@@ -257,9 +262,9 @@ void *sw_world_listen(void *world) {
         enter_stage(w, SW_WORLD_HAS_ENDED, ret);
         return NULL;
     }
-    w->looked_ns = sw_now_ns();
+    const uint64_t now_ns = sw_now_ns();
     for (uint32_t p = 0; p < w->size && w->size <= SW_RANKS_MAX; p++) {
-        w->peers[p].heard_ns = w->peers[p].told_ns = w->looked_ns;
+        w->peers[p].told_ns = now_ns;
         if (is_other(w, p)) receive(w, p);
     }
     enter_stage(w, SW_WORLD_RUNS, 0);

@@ -19,7 +19,7 @@ WORLD = os.path.join(t.ROOT, "build", t.CONFIG, "tests", "support_world")
 PLUGIN = os.path.join(os.path.dirname(t.SPILLWAY), "libspillway_mpi.so")
 NOWHERE = os.path.join(t.ROOT, "build", "no_such_plugin.so")
 LAUNCHED = re.compile(r"(OMPI|PMIX|PMI|SLURM)_")
-TIMEOUT_S = 2 * t.SLOWDOWN
+TIMEOUT_S = 3 * t.SLOWDOWN
 # What mpirun takes to start processes and, a second each, to end those that do not end.
 MPIRUN_S = 6 * t.SLOWDOWN
 FAILED = 3  # support_world.c's exit status after an error of a call
