@@ -4,6 +4,7 @@ and drives that take their time.
 time limit: 300 s
 """
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,13 @@ def all_go_back_to_the_last_commit_that_all_have():
             dead = job(2, out, *constant, "--rank-timeout", 10, steps=8, rc=None,
                        env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:{when}"})
             t.check(dead.rc != 0, "a killed process is a success", dead)
+            shown = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
+            t.equal([shown["process"], *(s["process"] for s in shown["other_processes"])], [0, 1],
+                    "processes that inspect shows")
+            text = t.spillway("inspect", out, rc=0).stdout
+            for step, process in ((shown["step"], 0), (shown["other_processes"][0]["step"], 1)):
+                t.check(re.search(rf"process {process} of the run\n.*step {step} of 8", text),
+                        f"inspect: the step of process {process}")
             before = files(out)
             told = export(out, out + "-files")
             t.contains(told.stdout, "exported step 2", victim, told)

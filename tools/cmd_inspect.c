@@ -1,5 +1,5 @@
-/* tools/cmd_inspect.c - spillway inspect: what a model folder holds, after all the checks of a run.
- */
+/* tools/cmd_inspect.c - spillway inspect: what a model folder holds, after all the checks of a run,
+ * and the last commits of the stores in it. */
 #include "tools/commands.h"
 
 #include <inttypes.h>
@@ -15,7 +15,9 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "engine/collective.h"
 #include "engine/model.h"
+#include "engine/process_name.h"
 #include "nvme/commit.h"
 #include "tools/command_line.h"
 
@@ -36,8 +38,8 @@ static const struct sw_command command = {
     .name = "inspect",
     .usage = "inspect DIR [--json]",
     .summary =
-        "Checks a model folder and shows its configuration, units and files; of a store its last "
-        "commit.",
+        "Checks a model folder and shows its configuration, units and files; of a run's stores "
+        "the last commits.",
     .operand = "DIR",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
@@ -157,57 +159,107 @@ static const char *written_at(const struct sw_commit *c, char *out, size_t out_s
     return out;
 }
 
-static json_t *store_json(const char *dir, const struct sw_commit *c) {
+/* The last commits of a run in a folder, one of each process that keeps its store there. */
+struct stores {
+    struct sw_commit commits[SW_RANKS_MAX];
+    uint32_t processes[SW_RANKS_MAX];
+    uint32_t count;
+};
+
+static int find_stores(struct stores *s, const char *dir) {
+    char name[SW_PROCESS_NAME_BYTES];
+    s->count = 0;
+    for (uint32_t p = 0; p < SW_RANKS_MAX; p++) {
+        const int ret =
+            sw_commit_read(dir, sw_process_name(SW_STORE_NAME, p, name), &s->commits[s->count]);
+        if (ret < 0) return ret;
+        if (ret == 1) s->processes[s->count++] = p;
+    }
+    return 0;
+}
+
+static void free_stores(struct stores *s) {
+    for (uint32_t i = 0; i < s->count; i++) free(s->commits[i].entries);
+}
+
+static json_t *store_json(const char *dir, const struct sw_commit *c, uint32_t process) {
     char when[64];
-    return json_pack("{s:s,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "store", dir, "commit",
-                     (json_int_t)c->number, "step", (json_int_t)c->step, "updates",
-                     (json_int_t)c->updates, "run", c->note, "time",
+    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "store", dir, "process",
+                     (json_int_t)process, "commit", (json_int_t)c->number, "step",
+                     (json_int_t)c->step, "updates", (json_int_t)c->updates, "run", c->note, "time",
                      written_at(c, when, sizeof(when)), "owner_pid", (json_int_t)c->owner_pid,
                      "chunks", (json_int_t)c->chunk_count, "virgin_chunks",
                      (json_int_t)virgin_chunks(c), "identity", identity_json(c->identity));
 }
 
-static void print_store(const char *dir, const struct sw_commit *c) {
+static json_t *stores_json(const char *dir, const struct stores *s) {
+    json_t *first = store_json(dir, &s->commits[0], s->processes[0]), *others = json_array();
+    for (uint32_t i = 1; i < s->count; i++)
+        json_array_append_new(others, store_json(dir, &s->commits[i], s->processes[i]));
+    json_object_set_new(first, "other_processes", others);
+    return first;
+}
+
+static void print_commit(const struct sw_commit *c) {
     char when[64];
-    printf("%s: the optimizer state of a run\n\n", dir);
     printf("  %s\n", c->note);
     printf("  commit %" PRIu64 ", %" PRIu64 " updates, at %s\n", c->number, c->updates,
            written_at(c, when, sizeof(when)));
     printf("  written by process %" PRIu64 " (%s)\n", c->owner_pid, owner_state(c->owner_pid));
     printf("  %" PRIu32 " chunks, %" PRIu32 " never updated\n", c->chunk_count, virgin_chunks(c));
-    for (const char *line = c->identity; *line;) {
+}
+
+static void print_stores(const char *dir, const struct stores *s) {
+    printf("%s: the optimizer state of a run\n", dir);
+    for (uint32_t i = 0; i < s->count; i++) {
+        if (s->processes[s->count - 1] > 0)
+            printf("\n  process %" PRIu32 " of the run\n", s->processes[i]);
+        else
+            putchar('\n');
+        print_commit(&s->commits[i]);
+    }
+    if (s->count > 1) putchar('\n');
+    for (const char *line = s->commits[0].identity; *line;) {
         const int length = (int)strcspn(line, "\n");
         printf("  %.*s\n", length, line);
         line += length + (line[length] == '\n');
     }
 }
 
-/* What lies in the folder: a model, a store, or both. */
-static int inspect(const char *dir, int json) {
-    char config[4096];
-    struct sw_model model;
-    struct sw_commit commit;
-    const int store = sw_commit_read(dir, SW_STORE_NAME, &commit);
-    if (store < 0) return store;
-    snprintf(config, sizeof(config), "%s/config.json", dir);
-    const int only_store = store && access(config, F_OK) != 0;
-    const int ret = only_store ? 0 : sw_model_open(&model, dir);
-    json_t *root = NULL;
-    if (ret == 0 && json) {
-        json_t *committed = store ? store_json(dir, &commit) : NULL;
-        root = only_store ? committed : model_json(&model);
-        if (!only_store && store) json_object_set_new(root, "store", committed);
-        json_object_set_new(root, "schema", json_integer(1));
-        json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
-        putchar('\n');
-    } else if (ret == 0) {
-        if (!only_store) print_text(&model);
-        if (!only_store && store) putchar('\n');
-        if (store) print_store(dir, &commit);
-    }
+static void print_json(const struct sw_model *model, const char *dir, const struct stores *s) {
+    json_t *root = model ? model_json(model) : stores_json(dir, s);
+    if (model && s->count) json_object_set_new(root, "store", stores_json(dir, s));
+    json_object_set_new(root, "schema", json_integer(1));
+    json_dumpf(root, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
+    putchar('\n');
     json_decref(root);
-    if (ret == 0 && !only_store) sw_model_close(&model);
-    if (store) free(commit.entries);
+}
+
+/* What lies in the folder: a model, the stores of a run, or both. */
+static int inspect_with(struct stores *stores, const char *dir, int json) {
+    char config[4096];
+    struct sw_model opened, *model = NULL;
+    snprintf(config, sizeof(config), "%s/config.json", dir);
+    if (stores->count == 0 || access(config, F_OK) == 0) {
+        const int ret = sw_model_open(&opened, dir);
+        if (ret < 0) return ret;
+        model = &opened;
+    }
+    if (json) print_json(model, dir, stores);
+    if (!json && model) print_text(model);
+    if (!json && model && stores->count) putchar('\n');
+    if (!json && stores->count) print_stores(dir, stores);
+    if (model) sw_model_close(model);
+    return 0;
+}
+
+static int inspect(const char *dir, int json) {
+    struct stores *stores = calloc(1, sizeof(*stores));
+    if (!stores) return -ENOMEM;
+    int ret = find_stores(stores, dir);
+    if (ret == 0) ret = inspect_with(stores, dir, json);
+    free_stores(stores);
+    free(stores);
     return ret;
 }
 
