@@ -86,32 +86,31 @@ static int build(struct search *s, struct sw_placement *placement, int resuming)
 }
 
 /* Whose budget is exceeded; 0: nobody's. */
-static int exceeds(const struct search *s, uint64_t memory_bytes, struct sw_shortfall *out) {
+static int exceeds(const struct search *s, struct sw_shortfall *out) {
+    const struct sw_placement_input *in = s->input;
     const enum sw_tier tiers[] = {SW_TIER_DEVICE, SW_TIER_HOST};
     for (int i = 0; i < 2; i++) {
-        const uint64_t budget = s->input->budget_bytes[tiers[i]];
+        const uint64_t budget = in->budget_bytes[tiers[i]];
         *out = (struct sw_shortfall){tiers[i], s->need[tiers[i]], budget};
         if (over(out->need_bytes, budget)) return 1;
     }
-    *out = (struct sw_shortfall){
-        SW_TIER_COUNT, s->input->local_ranks * s->need[SW_TIER_DEVICE] + s->need[SW_TIER_HOST],
-        memory_bytes};
-    return over(out->need_bytes, memory_bytes);
+    const uint64_t devices = in->device_is_apart ? 0 : in->local_ranks * s->need[SW_TIER_DEVICE];
+    *out = (struct sw_shortfall){SW_TIER_COUNT, devices + s->need[SW_TIER_HOST], in->machine_bytes};
+    return over(out->need_bytes, in->machine_bytes);
 }
 
 int sw_budget_place(struct sw_placement *placement, struct sw_placement_input *input,
-                    struct sw_train_options *o, int resuming, uint64_t memory_bytes,
-                    struct sw_shortfall *shortfall) {
+                    struct sw_train_options *o, int resuming, struct sw_shortfall *shortfall) {
     struct search s = {.input = input, .options = o};
     begin(&s);
     for (;;) {
         const int ret = build(&s, placement, resuming);
         if (ret < 0) return ret;
-        if (!exceeds(&s, memory_bytes, shortfall)) break;
+        if (!exceeds(&s, shortfall)) break;
         const enum sw_tier tier = shortfall->tier;
-        const int lowered = tier == SW_TIER_COUNT
-                                ? lower(&s, SW_TIER_HOST) || lower(&s, SW_TIER_DEVICE)
-                                : lower(&s, tier);
+        int lowered = lower(&s, tier == SW_TIER_COUNT ? SW_TIER_HOST : tier);
+        if (!lowered && tier == SW_TIER_COUNT && !input->device_is_apart)
+            lowered = lower(&s, SW_TIER_DEVICE);
         if (!lowered) return -ENOSPC;
         sw_placement_free(placement);
     }

@@ -7,11 +7,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 #include "base/log.h"
+#include "base/size.h"
 #include "offload/core_share.h"
-
-struct place {
-    uint64_t machine, mask;
-};
 
 /* Containers of a machine have names of their own, and its cores in common. */
 static uint64_t hash_machine(void) {
@@ -37,10 +34,35 @@ static int bind_part(struct sw_topology *topology, uint32_t process, uint32_t pa
     return sw_topology_read(topology);
 }
 
+uint64_t sw_neighbours_memory(const struct sw_neighbour *all, uint32_t count, uint32_t mine,
+                              const struct sw_topology *topology) {
+    uint32_t here = 0, in_group = 0;
+    for (uint32_t p = 0; p < count; p++) {
+        if (all[p].machine != all[mine].machine) continue;
+        here++;
+        in_group += all[p].memory_group == all[mine].memory_group;
+    }
+    const uint64_t share_bytes = topology->machine_bytes / here;
+    const uint64_t group_bytes = topology->memory_bytes / in_group;
+    return group_bytes < share_bytes ? group_bytes : share_bytes;
+}
+
+static void part_memory(const struct sw_neighbour *all, uint32_t count, uint32_t mine,
+                        struct sw_topology *topology) {
+    char part[32], whole[32];
+    const uint64_t whole_bytes = topology->memory_bytes;
+    topology->memory_bytes = sw_neighbours_memory(all, count, mine, topology);
+    if (topology->memory_bytes == whole_bytes) return;
+    sw_info("process %u: %s of memory, of %s that the processes here part", mine,
+            sw_size_print(topology->memory_bytes, part, sizeof(part)),
+            sw_size_print(whole_bytes, whole, sizeof(whole)));
+}
+
 int sw_neighbours_part(const struct sw_comm_handle *channel, struct sw_topology *topology) {
-    struct place all[SW_RANKS_MAX];
-    const struct place mine = {hash_machine(),
-                               XXH3_64bits(topology->cpu_list, strlen(topology->cpu_list))};
+    struct sw_neighbour all[SW_RANKS_MAX];
+    const struct sw_neighbour mine = {hash_machine(),
+                                      XXH3_64bits(topology->cpu_list, strlen(topology->cpu_list)),
+                                      topology->memory_group};
     int ret = channel->ops->exchange(channel->comm, all, &mine, sizeof(mine));
     if (ret < 0) return ret;
     uint32_t here = 0, part = 0, parts = 0;
@@ -52,6 +74,7 @@ int sw_neighbours_part(const struct sw_comm_handle *channel, struct sw_topology 
         parts++;
     }
     if (parts > 1) ret = bind_part(topology, channel->rank, part, parts);
+    if (ret == 0) part_memory(all, channel->size, channel->rank, topology);
     if (ret == 0 && topology->quota > 0 && here > 1) {
         const int quota = topology->quota_cpus / (int)here;
         topology->quota_cpus = quota > 1 ? quota : 1;

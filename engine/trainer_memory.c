@@ -79,6 +79,8 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
                        sw_round_up(tokens * o->accumulate, PAGE),
         .budget_bytes =
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
+        .machine_bytes = t->topology.memory_bytes,
+        .device_is_apart = o->device != SW_DEVICE_HOST,
     };
     const uint64_t chunks = sw_placement_chunks(&in);
     in.program_bytes = PROGRAM_BYTES + chunks * PROGRAM_BYTES_PER_CHUNK + eval_bytes(t, o) +
@@ -92,7 +94,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
 int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *o, struct sw_placement *placement,
                    struct sw_placement_input *input, struct sw_shortfall *shortfall) {
     *input = describe(t, o);
-    return sw_budget_place(placement, input, o, t->resuming, t->topology.memory_bytes, shortfall);
+    return sw_budget_place(placement, input, o, t->resuming, shortfall);
 }
 
 /* A step so large that its bytes could not be counted is refused by what it takes at least; all

@@ -145,7 +145,7 @@ int sw_trainer_refuse(struct sw_trainer *t, const struct sw_train_options *asked
                       const struct sw_shortfall *s) {
     static const char *const limits[] = {"device memory, and --device-memory allows",
                                          "host memory, and --host-memory allows", "",
-                                         "memory, and this machine has"};
+                                         "memory, and may use"};
     char need[32], have[32], missing[32];
     sw_error("the run needs %s of %s %s: %s are missing",
              sw_size_print(s->need_bytes, need, sizeof(need)), limits[s->tier],

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -42,10 +43,13 @@ static void lower_cpus(struct sw_cgroup_limits *limits, double quota, double per
     if (limits->cpus == 0 || cpus < limits->cpus) limits->cpus = cpus;
 }
 
-static void lower_memory(struct sw_cgroup_limits *limits, const char *text) {
+static void lower_memory(struct sw_cgroup_limits *limits, const char *folder, const char *text) {
     char *end;
+    struct stat group;
     const uint64_t bytes = strtoull(text, &end, 10);
-    if (end != text && bytes < limits->memory_bytes) limits->memory_bytes = bytes; /* not "max" */
+    if (end == text || bytes >= limits->memory_bytes) return; /* "max", or wider */
+    limits->memory_bytes = bytes;
+    limits->memory_group = stat(folder, &group) == 0 ? group.st_ino : 0;
 }
 
 static void lower_threads(struct sw_cgroup_limits *limits, const char *max, const char *current) {
@@ -94,8 +98,9 @@ static void read_folder(const char *folder, struct sw_cgroup_limits *limits) {
     if (!read_in(folder, "cpu.cfs_quota_us", line, sizeof(line)) &&
         !read_in(folder, "cpu.cfs_period_us", period_line, sizeof(period_line)))
         lower_cpus(limits, atof(line), atof(period_line));
-    if (!read_in(folder, "memory.max", line, sizeof(line))) lower_memory(limits, line);
-    if (!read_in(folder, "memory.limit_in_bytes", line, sizeof(line))) lower_memory(limits, line);
+    if (!read_in(folder, "memory.max", line, sizeof(line))) lower_memory(limits, folder, line);
+    if (!read_in(folder, "memory.limit_in_bytes", line, sizeof(line)))
+        lower_memory(limits, folder, line);
     if (!read_in(folder, "pids.max", line, sizeof(line)) &&
         !read_in(folder, "pids.current", current, sizeof(current)))
         lower_threads(limits, line, current);
@@ -126,7 +131,10 @@ static int has_controller(const char *list, const char *name) {
 
 void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits) {
     assert(root && limits);
-    *limits = (struct sw_cgroup_limits){0, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    *limits = (struct sw_cgroup_limits){.memory_bytes = UINT64_MAX,
+                                        .threads_max = UINT64_MAX,
+                                        .threads_left = UINT64_MAX,
+                                        .oom_kills = UINT64_MAX};
     static const char *const controllers[] = {"cpu", "memory", "pids"};
     char path[PATH_BYTES], line[PATH_BYTES], mount[PATH_BYTES + 300];
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
@@ -259,8 +267,10 @@ int sw_topology_read(struct sw_topology *t) {
     sw_cgroup_read("", &limits);
     t->quota = limits.cpus;
     t->quota_cpus = sw_quota_cpus(limits.cpus, t->cpus);
-    t->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
-    if (limits.memory_bytes < t->memory_bytes) t->memory_bytes = limits.memory_bytes;
+    t->machine_bytes = t->memory_bytes = (uint64_t)pages * (uint64_t)page_bytes;
+    if (limits.memory_bytes >= t->memory_bytes) return 0;
+    t->memory_bytes = limits.memory_bytes;
+    t->memory_group = limits.memory_group;
     return 0;
 }
 

@@ -12,8 +12,10 @@ struct sw_topology {
     double quota;   /* the quota itself, in CPUs; 0: none */
     int numa_nodes; /* with processing units in the mask, at least 1 */
     int user_binds; /* the user's environment lets OpenMP place its threads (OMP_PROC_BIND, ...) */
-    char cpu_list[128];    /* the mask, as "0-3,8" */
-    uint64_t memory_bytes; /* what may be used: the machine's, or the cgroup's limit if smaller */
+    char cpu_list[128];     /* the mask, as "0-3,8" */
+    uint64_t memory_bytes;  /* what may be used: the machine's, or the cgroup's limit if smaller */
+    uint64_t memory_group;  /* of processes that share that limit; 0: it is the machine's memory */
+    uint64_t machine_bytes; /* all memory of the machine */
     char cpu_name[96];
 };
 

@@ -7,6 +7,7 @@
 struct sw_cgroup_limits {
     double cpus;           /* quota / period; 0: no quota */
     uint64_t memory_bytes; /* UINT64_MAX: no limit */
+    uint64_t memory_group; /* whose that is: its folder's inode, the same in every container */
     uint64_t threads_max;  /* pids.max of the group with the fewest left; UINT64_MAX: no limit */
     uint64_t threads_left; /* how many that group may still start */
     uint64_t oom_kills;    /* processes killed for memory, as the nearest group that counts them

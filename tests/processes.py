@@ -253,7 +253,7 @@ def cpus_of(pid):
 
 
 @t.test
-def processes_on_one_machine_part_its_cores():
+def processes_on_one_machine_part_it():
     """mpirun --bind-to none gives all of them the same mask."""
     if len(os.sched_getaffinity(0)) < 2:
         t.skip("one CPU alone")
@@ -269,6 +269,10 @@ def processes_on_one_machine_part_its_cores():
             told = re.findall(r"process (\d): CPUs (\S+) of", run.text)
             t.equal(sorted(told), [(str(i), m["compute"]) for i, m in enumerate(masks[bind])]
                     if not bind else [], "what is told", run)
+            memory = re.findall(r"process (\d): (\S+) GB of memory, of (\S+) GB that", run.text)
+            t.equal(sorted(m[0] for m in memory), ["0", "1"], "processes that part memory", run)
+            for _, part, whole in memory:
+                t.close(2 * float(part), float(whole), 0.15, "memory of a process", run=run)
         for lane in ("compute", "comm", "adam"):
             t.check(masks[None][0][lane] != masks[None][1][lane], f"{lane}: {masks[None]}")
             t.equal(masks["true"][0][lane], masks["true"][1][lane], f"{lane}, bound by the user")

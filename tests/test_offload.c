@@ -140,6 +140,14 @@ static struct sw_cgroup_limits limits_now(void) {
     return limits;
 }
 
+static uint64_t inode_of(const char *folder) {
+    char path[4096];
+    struct stat info;
+    snprintf(path, sizeof(path), "%s/%s", root, folder);
+    assert_int_equal(stat(path, &info), 0);
+    return info.st_ino;
+}
+
 static void without_cgroup_files_there_is_no_limit(void **state) {
     (void)state;
     clear_root();
@@ -161,6 +169,9 @@ static void version_2_takes_the_tightest_limit_on_the_way_up(void **state) {
     put("sys/fs/cgroup/a/memory.max", "5000000000\n");
     assert_true(limits_now().cpus == 3.99);
     assert_true(limits_now().memory_bytes == 3000000000ull);
+    assert_int_equal(limits_now().memory_group, inode_of("sys/fs/cgroup/a/b"));
+    put("sys/fs/cgroup/a/memory.max", "2000000000\n");
+    assert_int_equal(limits_now().memory_group, inode_of("sys/fs/cgroup/a"));
     put("sys/fs/cgroup/a/b/cpu.max", "200000 100000\n");
     assert_true(limits_now().cpus == 2);
 }

@@ -414,7 +414,7 @@ static const char *place(const struct example *e, const struct sw_train_options 
     input.budget_bytes[SW_TIER_DEVICE] = device;
     input.budget_bytes[SW_TIER_HOST] = host;
     struct sw_shortfall shortfall;
-    const int ret = sw_budget_place(&p, &input, &o, 0, UINT64_MAX, &shortfall);
+    const int ret = sw_budget_place(&p, &input, &o, 0, &shortfall);
     if (ret < 0) {
         assert_int_equal(ret, -ENOSPC);
         assert_true(shortfall.allowed_bytes == input.budget_bytes[shortfall.tier]);
@@ -439,7 +439,7 @@ static uint64_t need_of(const struct example *e, const struct sw_train_options *
     struct sw_train_options o = *options;
     struct sw_placement p;
     struct sw_shortfall shortfall;
-    assert_int_equal(sw_budget_place(&p, &input, &o, 0, UINT64_MAX, &shortfall), 0);
+    assert_int_equal(sw_budget_place(&p, &input, &o, 0, &shortfall), 0);
     const uint64_t need = needs(&p, &input, tier);
     sw_placement_free(&p);
     return need;
@@ -537,11 +537,18 @@ static void what_does_not_fit_is_refused_with_the_shortfall(void **state) {
         assert_string_equal(place(&e, &o, tier == 0, tier == 1, got), "refused");
     struct sw_placement p;
     struct sw_shortfall shortfall;
-    assert_int_equal(sw_budget_place(&p, &e.input, &o, 0, 1, &shortfall), -ENOSPC);
-    assert_true(shortfall.tier == SW_TIER_COUNT && shortfall.allowed_bytes == 1);
-    assert_true(shortfall.need_bytes ==
-                needs(&p, &e.input, SW_TIER_DEVICE) + needs(&p, &e.input, SW_TIER_HOST));
-    sw_placement_free(&p);
+    for (int apart = 0; apart < 2; apart++) {
+        e.input.machine_bytes = 1;
+        e.input.device_is_apart = apart;
+        struct sw_train_options chosen = o;
+        assert_int_equal(sw_budget_place(&p, &e.input, &chosen, 0, &shortfall), -ENOSPC);
+        assert_true(shortfall.tier == SW_TIER_COUNT && shortfall.allowed_bytes == 1);
+        const uint64_t device = needs(&p, &e.input, SW_TIER_DEVICE);
+        assert_true(shortfall.need_bytes == !apart * device + needs(&p, &e.input, SW_TIER_HOST));
+        /* What leaves a device that is apart only makes the host fuller. */
+        assert_int_equal(sw_tiers_is_all(e.input.params, SW_TIER_DEVICE), apart);
+        sw_placement_free(&p);
+    }
 }
 
 static void the_commit_interval_follows_the_state(void **state) {
@@ -571,8 +578,7 @@ static void the_commit_interval_follows_the_state(void **state) {
         o.save_every = cases[i].save_every;
         o.keep_store = cases[i].keep_store;
         struct sw_shortfall shortfall;
-        assert_int_equal(
-            sw_budget_place(&p, &e.input, &o, cases[i].resuming, UINT64_MAX, &shortfall), 0);
+        assert_int_equal(sw_budget_place(&p, &e.input, &o, cases[i].resuming, &shortfall), 0);
         assert_int_equal(o.commit_every, cases[i].want);
         assert_int_equal(e.input.homes, cases[i].homes);
         const uint64_t records = p.state_bytes[0] + p.state_bytes[1] + p.state_bytes[2];
