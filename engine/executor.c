@@ -26,7 +26,7 @@ struct counter {
 struct lane {
     struct sw_executor *ex;
     enum sw_lane id;
-    uint32_t rank; /* device lanes; the others serve all */
+    uint32_t rank; /* the only one of a device lane, the first one of an adam lane; else 0 */
     pthread_t thread;
     int started;
     struct sw_stream *stream; /* device lanes */
@@ -41,8 +41,9 @@ struct sw_executor {
     uint32_t rank_count;
     struct lane *lanes; /* of lane_of() */
     uint32_t lane_count;
-    struct counter *counters; /* [lane][rank] */
-    _Atomic int error;        /* 0 or the first -errno */
+    uint8_t adam_lane[SW_EXECUTOR_RANKS_MAX]; /* by rank */
+    struct counter *counters;                 /* [lane][rank] */
+    _Atomic int error;                        /* 0 or the first -errno */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t pushed, progress;
@@ -59,11 +60,21 @@ static int error_of(struct sw_executor *ex) {
     return atomic_load(&ex->error);
 }
 
-/* Device lanes come first, rank by rank. */
+/* Device lanes come first, rank by rank; all adam lanes but the first are at the end. */
 static struct lane *lane_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
     const uint32_t device_lanes = SW_LANE_COMM + 1;
     if (sw_lane_on_device((enum sw_lane)id)) return &ex->lanes[rank * device_lanes + id];
-    return &ex->lanes[ex->rank_count * device_lanes + id - device_lanes];
+    struct lane *others = &ex->lanes[ex->rank_count * device_lanes];
+    if (id == SW_LANE_ADAM && ex->adam_lane[rank])
+        return &others[SW_LANE_COUNT - device_lanes + ex->adam_lane[rank] - 1];
+    return &others[id - device_lanes];
+}
+
+/* Whether the lane does this rank's tasks. */
+static int has_rank(const struct lane *lane, uint32_t rank) {
+    if (sw_lane_on_device(lane->id)) return rank == lane->rank;
+    if (lane->id != SW_LANE_ADAM) return 1;
+    return lane->ex->adam_lane[rank] == lane->ex->adam_lane[lane->rank];
 }
 
 static struct counter *counter_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
@@ -209,11 +220,10 @@ static int run_task(struct lane *lane, struct sw_run *run, uint32_t index, uint3
 
 /* A task of one lane, for the ranks that this lane serves. */
 static int run_for_ranks(struct lane *lane, struct sw_run *run, uint32_t index) {
-    if (sw_lane_on_device(lane->id)) return run_task(lane, run, index, lane->rank);
     const int joint = sw_task_is_joint((enum sw_task_kind)run->turn->tasks[index].kind);
     int ret = 0;
     for (uint32_t r = 0; r < (joint ? 1 : lane->ex->rank_count) && ret == 0; r++)
-        ret = run_task(lane, run, index, r);
+        if (has_rank(lane, r)) ret = run_task(lane, run, index, r);
     return ret;
 }
 
@@ -406,7 +416,10 @@ static int open_runs(struct sw_executor *ex, uint32_t tasks_max) {
 }
 
 static int open_tables(struct sw_executor *ex) {
-    ex->lane_count = SW_LANE_COUNT + (ex->rank_count - 1) * (SW_LANE_COMM + 1);
+    uint32_t adam_lanes = 1;
+    for (uint32_t r = 0; r < ex->rank_count; r++)
+        if (ex->adam_lane[r] == adam_lanes) adam_lanes++;
+    ex->lane_count = SW_LANE_COUNT + adam_lanes - 1 + (ex->rank_count - 1) * (SW_LANE_COMM + 1);
     ex->lanes = calloc(ex->lane_count, sizeof(*ex->lanes));
     ex->counters = calloc((uint64_t)SW_LANE_COUNT * ex->rank_count, sizeof(*ex->counters));
     if (!ex->lanes || !ex->counters) return -ENOMEM;
@@ -415,16 +428,17 @@ static int open_tables(struct sw_executor *ex) {
             struct counter *counter = counter_of(ex, l, r);
             pthread_mutex_init(&counter->lock, NULL);
             pthread_cond_init(&counter->changed, NULL);
-            if (r > 0 && !sw_lane_on_device((enum sw_lane)l)) continue;
-            *lane_of(ex, l, r) = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
+            struct lane *lane = lane_of(ex, l, r);
+            if (lane->ex) continue; /* it is an earlier rank's, too */
+            *lane = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
         }
     return 0;
 }
 
-int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
-                     uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
+int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
+                     const struct sw_executor_ops *ops, void *ctx,
                      const struct sw_turn *const *turns, uint32_t turn_count) {
-    assert(rank_count >= 1);
+    assert(ranks->count >= 1 && ranks->count <= SW_EXECUTOR_RANKS_MAX);
     struct sw_executor *ex = calloc(1, sizeof(*ex));
     if (!ex) return -ENOMEM;
     uint32_t tasks_max = 1, lane_max[SW_LANE_COUNT] = {0};
@@ -433,17 +447,19 @@ int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *de
         for (int l = 0; l < SW_LANE_COUNT; l++)
             if (turns[i]->lane_count[l] > lane_max[l]) lane_max[l] = turns[i]->lane_count[l];
     }
-    ex->device_ops = devices[0].ops;
+    ex->device_ops = ranks->devices[0].ops;
     ex->ops = *ops;
     ex->ctx = ctx;
-    ex->rank_count = rank_count;
+    ex->rank_count = ranks->count;
+    if (ranks->adam_lane) memcpy(ex->adam_lane, ranks->adam_lane, ranks->count);
     pthread_mutex_init(&ex->lock, NULL);
     pthread_cond_init(&ex->pushed, NULL);
     pthread_cond_init(&ex->progress, NULL);
     int ret = open_tables(ex);
     if (ret == 0) ret = open_runs(ex, tasks_max);
     for (uint32_t i = 0; i < ex->lane_count && ret == 0; i++)
-        ret = open_lane(&ex->lanes[i], &devices[ex->lanes[i].rank], lane_max[ex->lanes[i].id]);
+        ret =
+            open_lane(&ex->lanes[i], &ranks->devices[ex->lanes[i].rank], lane_max[ex->lanes[i].id]);
     if (ret == 0) ret = wait_entered(ex);
     if (ret < 0) {
         sw_executor_close(ex);

@@ -1,14 +1,15 @@
 /* engine/executor.h - runs turns on real lanes.
  *
  * Every rank of the process runs the same turns. One thread per lane - device lanes for each rank,
- * the others for all of them - takes the lane's tasks in order, turn after turn, and waits for each
- * task's dependencies, which are those of the same rank; a joint task waits for every rank's. Lanes
- * run ahead into the next pushed turn as far as those allow. Device lanes
- * submit ahead: a dependency on a device task is met once that task is submitted, and the stream
- * then waits for its event; host lanes wait for the event itself, without spinning. The NVMe lanes
- * keep several tasks in flight and complete them in order. The first error aborts: every wait ends,
- * and push and idle return it. Threads: push, wait and idle belong to one thread, the trainer's.
- * From the first push until idle or an error that thread alone may allocate (base/alloc_guard.h).
+ * an adam lane for those of a NUMA node, the others for all of them - takes the lane's tasks in
+ * order, turn after turn, and waits for each task's dependencies, which are those of the same rank;
+ * a joint task waits for every rank's. Lanes run ahead into the next pushed turn as far as those
+ * allow. Device lanes submit ahead: a dependency on a device task is met once that task is
+ * submitted, and the stream then waits for its event; host lanes wait for the event itself, without
+ * spinning. The NVMe lanes keep several tasks in flight and complete them in order. The first error
+ * aborts: every wait ends, and push and idle return it. Threads: push, wait and idle belong to one
+ * thread, the trainer's. From the first push until idle or an error that thread alone may allocate
+ * (base/alloc_guard.h).
  */
 #ifndef ENGINE_EXECUTOR_H
 #define ENGINE_EXECUTOR_H
@@ -17,7 +18,12 @@
 #include "engine/turn.h"
 #include "kernels/device.h"
 
-enum { SW_RUNS_ACTIVE_MAX = 2, SW_RUNS_KEPT = 4, SW_LANE_IN_FLIGHT_MAX = 8 };
+enum {
+    SW_RUNS_ACTIVE_MAX = 2,
+    SW_RUNS_KEPT = 4,
+    SW_LANE_IN_FLIGHT_MAX = 8,
+    SW_EXECUTOR_RANKS_MAX = 64
+};
 
 /* One turn on its way. Valid until SW_RUNS_KEPT further pushes. */
 struct sw_run {
@@ -49,7 +55,8 @@ int sw_run_decide(struct sw_run *run, int cancel);
 /* rank: of the process's, counted from 0; of a joint task 0. */
 struct sw_executor_ops {
     /* Once from each lane's thread, before its first task: what the thread keeps is made here, a
-     * team above all. 0 or -errno. NULL: nothing is. The stream is a device lane's, else NULL. */
+     * team above all. 0 or -errno. NULL: nothing is. The stream is a device lane's, else NULL; the
+     * rank is the first of those that the lane is for. */
     int (*enter)(void *ctx, enum sw_lane lane, uint32_t rank, struct sw_stream *stream);
     /* Does a task of a host lane, or enqueues a device lane's on the stream. 0 or -errno. May move
      * the task's start_ns to when it stopped waiting for others. */
@@ -70,10 +77,18 @@ struct sw_executor_ops {
 
 struct sw_executor;
 
-/* devices: one for each rank, all of one back end. turns: those that will be pushed; they outlive
- * the executor. Returns when every lane has entered. The threads bear their lanes' names. */
-int sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
-                     uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
+struct sw_executor_ranks {
+    uint32_t count;
+    const struct sw_device_handle *devices; /* one for each, all of one back end */
+    /* By rank, the adam lane that updates it: they count from 0 without gaps, in the order of ranks
+     * that are their first. NULL: there is one for all. */
+    const uint8_t *adam_lane;
+};
+
+/* turns: those that will be pushed; they outlive the executor, and what else is passed need not.
+ * Returns when every lane has entered. The threads bear their lanes' names. */
+int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
+                     const struct sw_executor_ops *ops, void *ctx,
                      const struct sw_turn *const *turns, uint32_t turn_count);
 void sw_executor_close(struct sw_executor *ex); /* NULL is fine; aborts what still runs */
 

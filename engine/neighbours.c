@@ -24,7 +24,7 @@ static int bind_part(struct sw_topology *topology, uint32_t process, uint32_t pa
                      uint32_t parts) {
     struct sw_core_share *share;
     char list[128], whole[sizeof(topology->cpu_list)];
-    int ret = sw_core_share_open(&share, topology, parts);
+    int ret = sw_core_share_open(&share, topology, parts, NULL);
     if (ret < 0 || !share) return ret;
     memcpy(whole, topology->cpu_list, sizeof(whole));
     sw_core_share_bind(share, part);

@@ -57,13 +57,20 @@ static uint64_t moved(const struct sw_run *run, const struct sw_task *task, uint
 
 /* Each rank has its own device and links; Adam and the drives are the process's. */
 static struct sw_throttle_lane *lane_of(struct sw_throttle *t, enum sw_lane lane, uint32_t rank) {
+    if (lane == SW_LANE_ADAM && t->adam_lane) return &t->lanes[lane][t->adam_lane[rank]];
     return &t->lanes[lane][sw_lane_on_device(lane) ? rank : 0];
+}
+
+static uint64_t rate_of(const struct sw_throttle *t, const struct sw_task *task) {
+    const uint64_t rate = sw_sim_rate(&t->rates, task);
+    if (task->lane != SW_LANE_ADAM || !t->adam_lane || rate < t->adam_lanes) return rate;
+    return rate / t->adam_lanes;
 }
 
 static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank,
                          struct sw_stream *stream) {
     struct sw_throttle *t = ctx;
-    const uint64_t rate = sw_sim_rate(&t->rates, task);
+    const uint64_t rate = rate_of(t, task);
     if (!rate) return t->real.run(t->ctx, run, task, rank, stream);
     struct sw_throttle_lane *lane = lane_of(t, (enum sw_lane)task->lane, rank);
     const uint64_t start_ns = sw_now_ns();

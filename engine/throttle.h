@@ -30,6 +30,9 @@ struct sw_throttle {
     struct sw_executor_ops real;
     void *ctx; /* of the real ops, and of work */
     sw_work work;
+    /* By rank, and how many there are; NULL: one. Each has an equal part of Adam's rate. */
+    const uint8_t *adam_lane;
+    uint32_t adam_lanes;
     struct sw_throttle_lane lanes[SW_LANE_COUNT][SW_RANKS_MAX];
 };
 

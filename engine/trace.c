@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "engine/executor.h"
 
 enum {
     RECORDS_MAX = 1024,          /* of a half */
@@ -48,7 +49,8 @@ struct buffer {
 
 struct sw_trace {
     uint32_t process, first_rank;
-    _Atomic uint64_t first_ns; /* times start there */
+    uint8_t adam_lane[SW_EXECUTOR_RANKS_MAX]; /* by rank of this process */
+    _Atomic uint64_t first_ns;                /* times start there */
     struct buffer buffers[BUFFERS];
     /* The writer's alone, from its start to its end. */
     int fd, error;
@@ -99,12 +101,19 @@ static char *put_us(char *at, int64_t ns) {
     return at;
 }
 
-/* Device lanes of other ranks than the run's first have the rank's number behind their name. */
-static char *put_lane(char *at, enum sw_lane lane, uint32_t rank) {
+/* Which of the lanes of one kind has a rank's tasks: device lanes have the rank's number. */
+static uint32_t lane_number(const struct sw_trace *trace, enum sw_lane lane, uint32_t rank) {
+    if (sw_lane_on_device(lane)) return rank;
+    return lane == SW_LANE_ADAM ? trace->adam_lane[rank - trace->first_rank] : 0;
+}
+
+/* Other lanes than the first of a kind have their number behind their name. */
+static char *put_lane(char *at, const struct sw_trace *trace, enum sw_lane lane, uint32_t rank) {
+    const uint32_t number = lane_number(trace, lane, rank);
     at = put(at, sw_lane_name(lane));
-    if (rank == 0 || !sw_lane_on_device(lane)) return at;
+    if (number == 0) return at;
     *at++ = ' ';
-    return put_number(at, rank);
+    return put_number(at, number);
 }
 
 /* The process, and the thread that stands for a lane. */
@@ -112,7 +121,7 @@ static char *put_thread(char *at, const struct sw_trace *trace, enum sw_lane lan
     at = put(at, "\"pid\":");
     at = put_number(at, trace->process);
     at = put(at, ",\"tid\":");
-    return put_number(at, (sw_lane_on_device(lane) ? rank : 0) * SW_LANE_COUNT + lane);
+    return put_number(at, lane_number(trace, lane, rank) * SW_LANE_COUNT + lane);
 }
 
 static char *put_task(char *at, const struct sw_trace *trace, const struct record *r,
@@ -131,7 +140,7 @@ static char *put_task(char *at, const struct sw_trace *trace, const struct recor
     at = put(at, ",\"dur\":");
     at = put_us(at, (int64_t)(r->end_ns - r->start_ns));
     at = put(at, ",\"args\":{\"lane\":\"");
-    at = put_lane(at, (enum sw_lane)r->lane, r->rank);
+    at = put_lane(at, trace, (enum sw_lane)r->lane, r->rank);
     at = put(at, "\",\"unit\":\"");
     if (r->unit) at = put_name(at, r->unit);
     at = put(at, "\",\"micro\":");
@@ -165,7 +174,7 @@ static char *put_peak(char *at, const struct sw_trace *trace, const struct recor
     at = put(at, ",\n{\"ph\":\"M\",\"name\":\"peak_bandwidth\",");
     at = put_thread(at, trace, (enum sw_lane)r->lane, trace->first_rank);
     at = put(at, ",\"args\":{\"lane\":\"");
-    at = put_lane(at, (enum sw_lane)r->lane, trace->first_rank);
+    at = put_lane(at, trace, (enum sw_lane)r->lane, trace->first_rank);
     at = put(at, "\",\"bytes_per_s\":");
     at = put_number(at, r->bytes);
     return put(at, "}}");
@@ -313,18 +322,21 @@ void sw_trace_peak(struct sw_trace *trace, enum sw_lane lane, uint64_t bytes_per
 
 /* ---- life ---- */
 
-/* A thread for each lane; device lanes have one for each rank. */
+/* A thread for each lane; device lanes have one for each rank, Adam one for each of its lanes. */
 static void begin_text(struct sw_trace *trace, uint32_t ranks) {
     char *at = put(trace->text, "{\"schema\":1,\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    uint32_t named[SW_LANE_COUNT] = {0}; /* of each kind; their numbers go up with the ranks */
     for (uint32_t i = 0; i < ranks * SW_LANE_COUNT; i++) {
         const enum sw_lane lane = (enum sw_lane)(i % SW_LANE_COUNT);
         const uint32_t rank = trace->first_rank + i / SW_LANE_COUNT;
-        if (i >= SW_LANE_COUNT && !sw_lane_on_device(lane)) continue;
+        const uint32_t first = sw_lane_on_device(lane) ? trace->first_rank : 0;
+        if (lane_number(trace, lane, rank) != first + named[lane]) continue;
+        named[lane]++;
         if (i) at = put(at, ",\n");
         at = put(at, "{\"ph\":\"M\",\"name\":\"thread_name\",");
         at = put_thread(at, trace, lane, rank);
         at = put(at, ",\"args\":{\"name\":\"");
-        at = put_lane(at, lane, rank);
+        at = put_lane(at, trace, lane, rank);
         at = put(at, "\"}}");
     }
     trace->text_used = (uint32_t)(at - trace->text);
@@ -353,7 +365,9 @@ static void destroy(struct sw_trace *trace) {
     free(trace);
 }
 
-int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks) {
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks,
+                  const uint8_t *adam_lane) {
+    assert(ranks <= SW_EXECUTOR_RANKS_MAX);
     *out = NULL;
     if (!path) return 0;
     struct sw_trace *trace = malloc(sizeof(*trace));
@@ -361,6 +375,7 @@ int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uin
     memset(trace, 0, sizeof(*trace)); /* the pages are there before the first step */
     trace->process = process;
     trace->first_rank = process * ranks; /* as many in each */
+    if (adam_lane) memcpy(trace->adam_lane, adam_lane, ranks);
     init_locks(trace);
     const int n = snprintf(trace->partial, sizeof(trace->partial), "%s.partial", path);
     snprintf(trace->path, sizeof(trace->path), "%s", path);

@@ -25,9 +25,11 @@
 
 struct sw_trace; /* NULL is a trace that goes nowhere, everywhere */
 
-/* Of the run's process with this number, for so many ranks, of which each has its own device lanes.
- * path NULL: *out = NULL. 0 or -errno, reported. */
-int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks);
+/* Of the run's process with this number, for so many ranks, of which each has its own device lanes,
+ * and by rank the adam lane that updates it (NULL: one does all; copied). path NULL: *out = NULL. 0
+ * or -errno, reported. */
+int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks,
+                  const uint8_t *adam_lane);
 /* Times start here, unless an event was added before. */
 void sw_trace_begin(struct sw_trace *trace, uint64_t at_ns);
 /* Call it when nobody adds any more. 0 or -errno of any write since open, reported. */

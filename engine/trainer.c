@@ -111,6 +111,26 @@ static int open_rank(struct sw_trainer *t, uint32_t index) {
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
 }
 
+/* Cores, memory and Adam of each rank next to its device. */
+static int share_nodes(struct sw_trainer *t, int per_core) {
+    int near[SW_RANKS_MAX];
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        const struct sw_device_handle *d = &t->ranks[i].device;
+        char address[SW_BUS_ADDRESS_BYTES];
+        d->ops->bus_address(d->device, address);
+        near[i] = sw_topology_bus_node(address);
+    }
+    int ret = sw_core_share_open(&t->cores, &t->topology, t->rank_count, near);
+    for (uint32_t i = 0; i < t->rank_count; i++) near[i] = sw_core_share_node(t->cores, i);
+    sw_rank_nodes_group(&t->nodes, near, t->rank_count, t->topology.numa_nodes);
+    const int nodes = (int)t->nodes.count;
+    for (int i = 0; i < nodes && ret == 0; i++) {
+        const int threads = (t->options.threads + nodes - 1 - i) / nodes;
+        ret = sw_team_open(&t->teams[i], &t->topology, threads > 0 ? threads : 1, per_core);
+    }
+    return ret;
+}
+
 static int open_devices(struct sw_trainer *t) {
     int ret = sw_topology_read(&t->topology);
     if (ret == 0) ret = choose_device(t);
@@ -118,17 +138,14 @@ static int open_devices(struct sw_trainer *t) {
     if (ret < 0) return ret;
     const int per_core = t->options.threads == 0;
     sw_teams_settle(&t->options, &t->topology);
-    ret = sw_team_open(&t->team, &t->topology, t->options.threads, per_core);
-    if (ret < 0) return ret;
     ret = sw_adam_pick(&t->adam_variant);
-    if (ret == 0) ret = sw_core_share_open(&t->cores, &t->topology, t->options.ranks);
     if (ret < 0) return ret;
     t->ranks = calloc(t->options.ranks, sizeof(*t->ranks));
     if (!t->ranks) return -ENOMEM;
     t->rank_count = t->options.ranks;
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = open_rank(t, i);
     if (ret == 0) choose_device_memory(t);
-    return ret;
+    return ret == 0 ? share_nodes(t, per_core) : ret;
 }
 
 /* From a thread of the group's. */
@@ -318,13 +335,16 @@ static int open_executor(struct sw_trainer *t) {
     const uint32_t count = sizeof(turns) / sizeof(turns[0]);
     struct sw_device_handle devices[SW_RANKS_MAX];
     for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
+    const struct sw_executor_ranks ranks = {t->rank_count, devices, t->nodes.of};
     if (!sw_sim_any(&t->options.sim))
-        return sw_executor_open(&t->executor, devices, t->rank_count, &sw_trainer_lanes, t, turns,
-                                count);
-    t->throttle = (struct sw_throttle){
-        .rates = t->options.sim, .real = sw_trainer_lanes, .ctx = t, .work = sw_trainer_work};
-    return sw_executor_open(&t->executor, devices, t->rank_count, &sw_throttle_ops, &t->throttle,
-                            turns, count);
+        return sw_executor_open(&t->executor, &ranks, &sw_trainer_lanes, t, turns, count);
+    t->throttle = (struct sw_throttle){.rates = t->options.sim,
+                                       .real = sw_trainer_lanes,
+                                       .ctx = t,
+                                       .work = sw_trainer_work,
+                                       .adam_lane = t->nodes.of,
+                                       .adam_lanes = t->nodes.count};
+    return sw_executor_open(&t->executor, &ranks, &sw_throttle_ops, &t->throttle, turns, count);
 }
 
 static void announce_ranks(const struct sw_trainer *t) {
@@ -336,15 +356,16 @@ static void announce_ranks(const struct sw_trainer *t) {
     }
 }
 
-static void announce_team(const struct sw_trainer *t) {
+static void announce_team(const struct sw_trainer *t, uint32_t lane) {
     const struct sw_placement *p = &t->placement;
+    const struct sw_rank *r = &t->ranks[0];
+    while (t->nodes.of[r->index] != lane) r++;
     for (uint32_t c = 0; c < p->chunk_count; c++) {
         const struct sw_chunk *chunk = &p->chunks[c];
         if (chunk->frozen || chunk->tier == SW_TIER_DEVICE) continue; /* the device's own team */
-        const struct sw_rank *r = &t->ranks[0];
         const char *record = chunk->tier == SW_TIER_HOST ? r->host_state + chunk->record_offset
                                                          : r->rings[SW_RING_STATE];
-        sw_team_announce(t->team, record, chunk->record_bytes);
+        sw_team_announce(t->teams[lane], record, chunk->record_bytes);
         return;
     }
 }
@@ -379,9 +400,11 @@ static int start(struct sw_trainer *t) {
     if (ret == 0) ret = sw_trainer_load(t);
     if (ret == 0) sw_trainer_go_on(t);
     if (ret == 0) ret = sw_trainer_end_import(t);
-    if (ret == 0) announce_team(t);
+    for (uint32_t i = 0; i < t->nodes.count && ret == 0; i++) announce_team(t, i);
     if (ret == 0) announce_ranks(t);
-    if (ret == 0) ret = sw_trace_open(&t->trace, o->trace, sw_world_index(t->world), t->rank_count);
+    if (ret == 0)
+        ret = sw_trace_open(&t->trace, o->trace, sw_world_index(t->world), t->rank_count,
+                            t->nodes.of);
     if (ret == 0) sw_trace_machine(t->trace, o);
     if (ret == 0) ret = open_executor(t);
     if (ret == 0 && first && sw_starts_anew(t)) ret = sw_output_empty(o->out, o->log, o->trace);
@@ -408,7 +431,7 @@ int sw_trainer_close(struct sw_trainer *t) {
     sw_trainer_free_memory(t);
     sw_trainer_close_import(t);
     free(t->resumed.entries);
-    sw_team_close(t->team);
+    for (uint32_t i = 0; i < t->nodes.count; i++) sw_team_close(t->teams[i]);
     sw_core_share_close(t->cores);
     if (t->out_held >= 0) close(t->out_held);
     if (t->out_made) rmdir(t->options.out); /* goes only while nothing was saved in it */

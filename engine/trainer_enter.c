@@ -14,7 +14,8 @@ int sw_trainer_enter_lane(void *ctx, enum sw_lane lane, uint32_t rank, struct sw
     case SW_LANE_COMM:
         return ops->prepare(stream, 0);
     case SW_LANE_ADAM:
-        if (!sw_tiers_is_all(t->options.optimizer, SW_TIER_DEVICE)) sw_team_start(t->team);
+        if (!sw_tiers_is_all(t->options.optimizer, SW_TIER_DEVICE))
+            sw_team_start(t->teams[t->nodes.of[rank]]);
         return 0;
     default:
         return 0;

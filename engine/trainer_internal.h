@@ -29,6 +29,7 @@
 #include "nvme/homes.h"
 #include "offload/arena.h"
 #include "offload/core_share.h"
+#include "offload/rank_nodes.h"
 #include "offload/team.h"
 #include "offload/topology.h"
 
@@ -161,8 +162,9 @@ struct sw_trainer {
     struct sw_data data, val;
     int data_open, val_open;
     struct sw_topology topology;
-    struct sw_team *team;        /* Adam's; placed by the adam lane */
-    struct sw_core_share *cores; /* of the ranks' device lanes */
+    struct sw_rank_nodes nodes;          /* of the ranks: an adam lane for each */
+    struct sw_team *teams[SW_NODES_MAX]; /* of the adam lanes, each placed by its own */
+    struct sw_core_share *cores;         /* of the ranks' device lanes */
     const struct sw_adam_variant *adam_variant;
     struct sw_adam_format format;
     struct sw_identity run;

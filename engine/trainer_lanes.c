@@ -285,7 +285,7 @@ static int adam(struct sw_rank *r, struct sw_run *run, const struct sw_task *tas
     chunk.grad = task->at[SW_RING_GRAD_STAGE] >= 0 ? sw_slot(r, run, task, SW_RING_GRAD_STAGE)
                                                    : r->host_grads + placed->grad_offset;
     chunk.weight = weight;
-    const int threads = sw_team_place(t->team, state, placed->record_bytes);
+    const int threads = sw_team_place(t->teams[t->nodes.of[r->index]], state, placed->record_bytes);
     struct sw_adam_extra extra = {.checksum = slotted};
     sw_adam_update(t->adam_variant, &record->adam, &chunk, threads, &extra);
     if (!extra.checksum) return 0;

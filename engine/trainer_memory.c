@@ -193,44 +193,36 @@ static void carve_device(struct sw_rank *r) {
 
 /* ---- host ---- */
 
-/* A pool of every rank; `bytes` is each one's. */
-static void share_out(struct sw_trainer *t, uint64_t bytes, char *(*place)[SW_RANKS_MAX]) {
-    const uint64_t each = sw_round_up(bytes, PAGE);
-    char *base = sw_arena_take(&t->arena, t->rank_count * each);
-    for (uint32_t i = 0; i < t->rank_count; i++) (*place)[i] = base ? base + i * each : NULL;
-}
-
-static int allocate_host(struct sw_trainer *t, uint64_t bytes) {
+/* What a rank keeps there, one pool behind the other. */
+static void carve_host(struct sw_rank *r) {
+    struct sw_trainer *t = r->t;
+    struct sw_arena *a = &t->arena;
     const uint64_t tokens = t->micro_tokens * t->options.accumulate;
     const struct sw_placement *p = &t->placement;
     const enum sw_ring rings[] = {SW_RING_STATE, SW_RING_EMIT, SW_RING_WEIGHT_STAGE,
                                   SW_RING_GRAD_STAGE, SW_RING_KEPT_STAGE};
-    enum { POOLS = 7, RINGS = sizeof(rings) / sizeof(rings[0]) };
-    const uint64_t pools[POOLS] = {p->weight_bytes[SW_TIER_HOST],
-                                   p->state_bytes[SW_TIER_HOST],
-                                   p->grad_bytes[SW_TIER_HOST],
-                                   p->kept_bytes[SW_TIER_HOST],
-                                   tokens * sizeof(int32_t),
-                                   tokens * sizeof(int32_t),
-                                   tokens};
-    char *place[POOLS + RINGS][SW_RANKS_MAX];
-    const int ret = sw_arena_open(&t->arena, bytes);
-    if (ret < 0) return ret;
-    for (int i = 0; i < POOLS; i++) share_out(t, pools[i], &place[i]);
-    for (int i = 0; i < RINGS; i++)
-        share_out(t, p->ring_slots[rings[i]] * p->ring_slot_bytes[rings[i]], &place[POOLS + i]);
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        struct sw_rank *r = &t->ranks[i];
-        r->host_weights = place[0][i];
-        r->host_state = place[1][i];
-        r->host_grads = place[2][i];
-        r->host_kept = place[3][i];
-        r->stage_tokens = (int32_t *)place[4][i];
-        r->stage_targets = (int32_t *)place[5][i];
-        r->stage_mask = (uint8_t *)place[6][i];
-        for (int k = 0; k < RINGS; k++) r->rings[rings[k]] = place[POOLS + k][i];
+    r->host_weights = sw_arena_take(a, p->weight_bytes[SW_TIER_HOST]);
+    r->host_state = sw_arena_take(a, p->state_bytes[SW_TIER_HOST]);
+    r->host_grads = sw_arena_take(a, p->grad_bytes[SW_TIER_HOST]);
+    r->host_kept = sw_arena_take(a, p->kept_bytes[SW_TIER_HOST]);
+    r->stage_tokens = sw_arena_take(a, tokens * sizeof(int32_t));
+    r->stage_targets = sw_arena_take(a, tokens * sizeof(int32_t));
+    r->stage_mask = sw_arena_take(a, tokens);
+    for (size_t k = 0; k < sizeof(rings) / sizeof(rings[0]); k++) {
+        const enum sw_ring ring = rings[k];
+        r->rings[ring] = sw_arena_take(a, p->ring_slots[ring] * p->ring_slot_bytes[ring]);
     }
-    return 0;
+}
+
+/* Each rank's part lies on its node. */
+static int allocate_host(struct sw_trainer *t, uint64_t bytes) {
+    struct sw_arena_piece pieces[SW_RANKS_MAX];
+    assert(bytes % t->rank_count == 0);
+    for (uint32_t i = 0; i < t->rank_count; i++)
+        pieces[i] = (struct sw_arena_piece){bytes / t->rank_count, t->nodes.node[t->nodes.of[i]]};
+    const int ret = sw_arena_open_pieces(&t->arena, pieces, t->rank_count);
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) carve_host(&t->ranks[i]);
+    return ret;
 }
 
 /* Splits each chunk where tensors begin and end; what lies between tensors never decays. */

@@ -49,10 +49,10 @@ static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
     sw_trace_memory(t->trace, SW_TIER_NVME, store_bytes, store_bytes, at_ns);
 }
 
-/* Bytes are those of all ranks, the busy time of a lane that of the rank where it is the longest.
- */
+/* Bytes are those of all ranks, the busy time of a kind of lanes that of the busiest one. */
 static void add_up_ranks(const struct sw_trainer *t, struct step_record *record) {
     struct sw_step_report *r = &record->report;
+    double adam_s[SW_NODES_MAX] = {0};
     for (uint32_t i = 0; i < t->rank_count; i++) {
         /* Other processes' ranks move as much. */
         for (int k = 0; k < SW_BYTES_COUNT; k++)
@@ -60,10 +60,14 @@ static void add_up_ranks(const struct sw_trainer *t, struct step_record *record)
         for (int l = 0; l < SW_LANE_COUNT; l++) {
             const int alone = sw_lane_on_device((enum sw_lane)l);
             const double busy_s = (double)record->busy_ns[i][l] * 1e-9;
+            if (l == SW_LANE_ADAM) adam_s[t->nodes.of[i]] += busy_s;
             if (!alone) r->lane_busy_s[l] += busy_s;
             if (alone && busy_s > r->lane_busy_s[l]) r->lane_busy_s[l] = busy_s;
         }
     }
+    r->lane_busy_s[SW_LANE_ADAM] = 0;
+    for (uint32_t i = 0; i < t->nodes.count; i++)
+        if (adam_s[i] > r->lane_busy_s[SW_LANE_ADAM]) r->lane_busy_s[SW_LANE_ADAM] = adam_s[i];
 }
 
 static void report_step(struct sw_trainer *t, struct step_record *record) {

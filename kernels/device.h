@@ -99,6 +99,8 @@ struct sw_device_group_ops {
     int (*numerics)(char *out, size_t size);  /* what sums depend on; as snprintf() */
 };
 
+enum { SW_BUS_ADDRESS_BYTES = 24 };
+
 struct sw_device_ops {
     const char *name;                        /* "host", "cuda" */
     const struct sw_device_group_ops *group; /* NULL: none can be formed */
@@ -110,6 +112,8 @@ struct sw_device_ops {
     int (*alloc)(struct sw_device *d, uint64_t bytes, void **out); /* 4 KiB aligned, zeroed */
     void (*free)(struct sw_device *d, void *p, uint64_t bytes);
     uint64_t (*free_bytes)(struct sw_device *d); /* for alloc(); UINT64_MAX: the host's memory */
+    /* Its address on the PCI bus ("0000:3b:00.0"), or "": unknown, or the host itself. */
+    void (*bus_address)(struct sw_device *d, char out[SW_BUS_ADDRESS_BYTES]);
     /* Host memory from which, and to which, copies run behind the caller's back: until it is
      * unpinned it stays in place. Copies of other host memory may wait for the stream. Pieces do
      * not overlap, and are unpinned as they were pinned. */

@@ -69,26 +69,36 @@ static char *map_exact(uint64_t bytes) {
     return p + head;
 }
 
-/* Keeps the pages on the nodes that this process may use: on its one node, or spread over several
- * (an arena serves every thread, so none of its nodes is nearer than another). */
-static void bind_memory(char *base, uint64_t bytes) {
+/* A piece's nodes: its own, or those that this process may use. */
+static hwloc_membind_policy_t choose_nodes(hwloc_topology_t topo, int node, hwloc_nodeset_t nodes) {
+    if (node >= 0) {
+        hwloc_bitmap_only(nodes, (unsigned)node);
+        return HWLOC_MEMBIND_BIND;
+    }
+    hwloc_cpuset_t cpus = hwloc_bitmap_alloc();
+    if (cpus && hwloc_get_cpubind(topo, cpus, HWLOC_CPUBIND_PROCESS) == 0)
+        hwloc_cpuset_to_nodeset(topo, cpus, nodes);
+    hwloc_bitmap_free(cpus);
+    const int one = hwloc_bitmap_weight(nodes) == 1;
+    return one ? HWLOC_MEMBIND_BIND : HWLOC_MEMBIND_INTERLEAVE;
+}
+
+/* Memory that cannot be bound is used all the same. */
+static void bind_memory(char *base, const struct sw_arena_piece *pieces, uint32_t count) {
     hwloc_topology_t topo = sw_topology_load();
     if (!topo) return;
-    if (hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_NUMANODE) > 1) {
-        hwloc_cpuset_t cpus = hwloc_bitmap_alloc();
-        hwloc_nodeset_t nodes = hwloc_bitmap_alloc();
-        if (cpus && nodes && hwloc_get_cpubind(topo, cpus, HWLOC_CPUBIND_PROCESS) == 0) {
-            hwloc_cpuset_to_nodeset(topo, cpus, nodes);
-            const int one = hwloc_bitmap_weight(nodes) == 1;
-            if (!hwloc_bitmap_iszero(nodes) &&
-                hwloc_set_area_membind(topo, base, bytes, nodes,
-                                       one ? HWLOC_MEMBIND_BIND : HWLOC_MEMBIND_INTERLEAVE,
-                                       HWLOC_MEMBIND_BYNODESET))
-                sw_warning("arena: memory is not bound to its NUMA nodes: %s", strerror(errno));
-        }
-        hwloc_bitmap_free(cpus);
-        hwloc_bitmap_free(nodes);
+    hwloc_nodeset_t nodes = hwloc_bitmap_alloc();
+    const int several = hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_NUMANODE) > 1;
+    for (uint32_t i = 0; i < count && several && nodes; i++) {
+        hwloc_bitmap_zero(nodes);
+        const hwloc_membind_policy_t policy = choose_nodes(topo, pieces[i].node, nodes);
+        if (pieces[i].bytes && !hwloc_bitmap_iszero(nodes) &&
+            hwloc_set_area_membind(topo, base, pieces[i].bytes, nodes, policy,
+                                   HWLOC_MEMBIND_BYNODESET))
+            sw_warning("arena: memory is not bound to its NUMA nodes: %s", strerror(errno));
+        base += pieces[i].bytes;
     }
+    hwloc_bitmap_free(nodes);
     hwloc_topology_destroy(topo);
 }
 
@@ -135,8 +145,16 @@ static int populate(char *base, uint64_t bytes, int threads) {
 }
 
 int sw_arena_open(struct sw_arena *arena, uint64_t bytes) {
+    const uint64_t whole = bytes <= UINT64_MAX / 2 ? sw_round_up(bytes, PAGE_BYTES) : bytes;
+    return sw_arena_open_pieces(arena, &(struct sw_arena_piece){whole, -1}, 1);
+}
+
+int sw_arena_open_pieces(struct sw_arena *arena, const struct sw_arena_piece *pieces,
+                         uint32_t count) {
     assert(arena);
     memset(arena, 0, sizeof(*arena));
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) bytes += pieces[i].bytes;
     if (!bytes) return 0;
     const uint64_t available = available_bytes();
     if (bytes > UINT64_MAX / 2 || (available && bytes > available))
@@ -145,10 +163,9 @@ int sw_arena_open(struct sw_arena *arena, uint64_t bytes) {
     const int known = sw_topology_read(&topology) == 0;
     if (known && bytes > topology.memory_bytes)
         return refuse(bytes, topology.memory_bytes, "may be used by this process");
-    bytes = sw_round_up(bytes, PAGE_BYTES);
     char *base = map_exact(bytes);
     if (!base) return refuse(bytes, available, "are free, and the kernel refuses the mapping");
-    if (topology.numa_nodes > 1) bind_memory(base, bytes);
+    if (topology.numa_nodes > 1) bind_memory(base, pieces, count);
     const int ret = populate(base, bytes, sw_topology_threads(&topology));
     if (ret < 0) {
         munmap(base, bytes);

@@ -13,6 +13,15 @@ struct sw_arena {
 
 /* Maps and populates `bytes` (0 is fine). 0 or -ENOMEM, reported with the size. */
 int sw_arena_open(struct sw_arena *arena, uint64_t bytes);
+
+/* Pieces of an arena, one behind the other, each on a NUMA node (as the system counts) or, with -1,
+ * wherever the process may use memory, spread over several nodes page by page. */
+struct sw_arena_piece {
+    uint64_t bytes; /* whole pages of 4 KiB */
+    int node;
+};
+int sw_arena_open_pieces(struct sw_arena *arena, const struct sw_arena_piece *pieces,
+                         uint32_t count);
 void sw_arena_close(struct sw_arena *arena);
 
 /* The next `bytes`, aligned to 4 KiB. Running out is a caller's bug: the arena's size comes from

@@ -5,6 +5,7 @@
 #include "offload/topology.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <errno.h>
 #include <hwloc.h>
 #include <omp.h>
@@ -162,6 +163,18 @@ void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits) {
         }
     }
     fclose(f);
+}
+
+int sw_bus_node(const char *root, const char *address) {
+    char path[PATH_BYTES], line[32], name[64] = "";
+    for (size_t i = 0; address[i] && i + 1 < sizeof(name); i++)
+        name[i] = (char)tolower((unsigned char)address[i]); /* as the kernel writes it */
+    snprintf(path, sizeof(path), "%s/sys/bus/pci/devices/%s/numa_node", root, name);
+    return *name && read_line(path, line, sizeof(line)) == 0 ? atoi(line) : -1;
+}
+
+int sw_topology_bus_node(const char *address) {
+    return sw_bus_node("", address);
 }
 
 int sw_quota_cpus(double quota, int cpus) {

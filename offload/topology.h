@@ -22,6 +22,10 @@ struct sw_topology {
 /* 0 or -errno, reported. Read once; cheap. */
 int sw_topology_read(struct sw_topology *topology);
 
+/* The NUMA node next to a device at a PCI address ("0000:3B:00.0"), as the system counts; -1: none
+ * is nearer than others, or it is unknown. */
+int sw_topology_bus_node(const char *address);
+
 /* How many processes of this one's control group the kernel has killed for lack of memory so far;
  * where no group counts them, of the machine. 0 where nothing does. */
 uint64_t sw_topology_oom_kills(void);

@@ -19,6 +19,9 @@ struct sw_cgroup_limits {
  * limit. */
 void sw_cgroup_read(const char *root, struct sw_cgroup_limits *limits);
 
+/* The NUMA node that ROOT/sys names for a PCI address, or -1. */
+int sw_bus_node(const char *root, const char *address);
+
 /* Whole processing units that a quota grants among `cpus`: its floor, at least 1, at most cpus. */
 int sw_quota_cpus(double quota, int cpus);
 

@@ -41,6 +41,29 @@ def masks(pid):
     return found
 
 
+def names(pid):
+    found = {}
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as file:
+                found[task] = file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def bytes_on_node(pid, node):
+    """Of mappings that are bound to that node, or prefer it, which newer hwloc asks for."""
+    policy = rf"^\S+ (?:bind|prefer[^:]*):{node} "
+    try:
+        with open(f"/proc/{pid}/numa_maps", encoding="ascii") as file:
+            found = re.findall(policy + r".*?anon=(\d+).*?kernelpagesize_kB=(\d+)", file.read(),
+                               re.M)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(pages) * int(size) * 1024 for pages, size in found)
+
+
 def watch(process):
     """Finishes the run; the masks seen in it, and the largest number of threads."""
     seen, most = set(), 0
@@ -213,6 +236,39 @@ def adams_threads_are_bound_to_the_node_of_the_memory_and_no_others():
         t.equal(digest(run), plain(tmp, steps=6), "digest", run)
         t.contains(run.stderr, "Adam: 1 thread on NUMA node 0, CPU 0\n", "the line at start", run)
         t.equal(bound, 1, "threads bound to the node", run)
+
+
+@t.test
+def each_node_has_an_adam_of_its_own():
+    """Two ranks on two nodes: two adam lanes, one for each rank, their memory bound to its node
+    where there is such a node, and the bits of one lane."""
+    need_cpus_0_and_1()
+    with t.folder() as tmp:
+        args = ("--ranks", 2, "--accumulate", 2)
+        one = t.train(f"{tmp}/one", *COMMON, *args, "--steps", 6)
+        process = start(tmp, *args, "--log", tmp + "/out.jsonl", "--trace", tmp + "/trace.json",
+                        steps=6, env=TWO_NODES)
+        lanes, bound = 0, 0
+        process.wait_for("Adam: ")
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
+            lanes = max(lanes, list(names(process.pid).values()).count("adam"))
+            bound = max(bound, bytes_on_node(process.pid, 0))
+            time.sleep(0.002)
+        run = process.finish()
+        t.equal(digest(run), digest(one), "digest", run)
+        t.equal(lanes, 2, "adam lanes", run)
+        t.equal(run.stderr.count("Adam: 1 thread on NUMA node 0, CPU 0\n"), 2, "lines", run)
+        with open(tmp + "/trace.json", encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        ranks = {}
+        for event in events:
+            if event["ph"] == "X" and event["args"]["lane"].startswith("adam"):
+                ranks.setdefault((event["args"]["lane"], event["tid"]), set()).add(
+                    event["args"]["rank"])
+        t.equal(sorted((lane, *which) for (lane, _), which in ranks.items()),
+                [("adam", 0), ("adam 1", 1)], "lanes and their ranks", run)
+        held = t.read_log(f"{tmp}/out.jsonl")[0][-1]["memory_bytes"]["host"]
+        t.check(held / 2 <= bound < held / 2 + 3e6, f"{bound} bytes of {held} on node 0", run)
 
 
 @t.test

@@ -1,6 +1,7 @@
 /* The executor must start a task only when everything that it waits for is over, run each task
  * once, keep lane order, and end every wait on an abort. Tasks here do nothing but take a random
  * time; what is over is recorded by the test itself. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -26,6 +27,7 @@ struct watch {
     uint64_t fail_turn;
     unsigned seed[SW_LANE_COUNT][RANKS_MAX];
     atomic_int waiting[SW_LANE_COUNT], waits[SW_LANE_COUNT]; /* for a lane: now, and in all */
+    pthread_t adam_threads[RANKS_MAX];                       /* that did a rank's last update */
 };
 
 static void no_adam(const struct sw_device_adam_step *step,
@@ -35,9 +37,10 @@ static void no_adam(const struct sw_device_adam_step *step,
     (void)ctx;
 }
 
-/* A device lane's seed is its rank's, another lane's the first one. */
+/* A seed for each rank where its lane may be its own, else the first one. */
 static unsigned next_random(struct watch *w, int lane, uint32_t rank) {
-    unsigned *seed = &w->seed[lane][sw_lane_on_device((enum sw_lane)lane) ? rank : 0];
+    const int own = sw_lane_on_device((enum sw_lane)lane) || lane == SW_LANE_ADAM;
+    unsigned *seed = &w->seed[lane][own ? rank : 0];
     *seed = *seed * 1103515245u + 12345u;
     return *seed >> 16;
 }
@@ -80,6 +83,7 @@ static int on_run(void *ctx, struct sw_run *run, const struct sw_task *task, uin
     struct watch *w = ctx;
     if ((stream != NULL) != sw_lane_on_device((enum sw_lane)task->lane))
         atomic_fetch_add(&w->violations, 1);
+    if (task->lane == SW_LANE_ADAM) w->adam_threads[rank] = pthread_self();
     check_start(w, run, task, rank);
     pause_randomly(w, task->lane, rank);
     return fails(w, run, task, rank) ? -EIO : 0;
@@ -129,6 +133,8 @@ struct setup {
     struct sw_turn first, second, steady, drain;
     struct sw_device_handle devices[RANKS_MAX];
     uint32_t ranks;
+    uint8_t adam_lane[RANKS_MAX];
+    int has_adam_lanes;
     struct sw_executor *executor;
     struct watch *watch;
 };
@@ -177,8 +183,11 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     for (int l = 0; l < SW_LANE_COUNT * RANKS_MAX; l++)
         s->watch->seed[l / RANKS_MAX][l % RANKS_MAX] = (unsigned)time(NULL) + 77u * (unsigned)l;
     const struct sw_turn *const turns[] = {&s->first, &s->second, &s->steady, &s->drain};
-    assert_int_equal(sw_executor_open(&s->executor, s->devices, ranks, &ops, s->watch, turns, 4),
-                     0);
+    for (uint32_t r = 0; r < ranks; r++) s->adam_lane[r] = r % 2;
+    const struct sw_executor_ranks with = {ranks, s->devices,
+                                           overlap == SW_OVERLAP_FORWARD ? NULL : s->adam_lane};
+    s->has_adam_lanes = with.adam_lane != NULL;
+    assert_int_equal(sw_executor_open(&s->executor, &with, &ops, s->watch, turns, 4), 0);
 }
 
 static void close_setup(struct setup *s) {
@@ -236,6 +245,10 @@ static void tasks_start_after_what_they_wait_for(void **state) {
             assert_int_equal(atomic_load(&s.watch->violations), 0);
             for (int lane = 0; lane < SW_LANE_COUNT; lane++)
                 assert_int_equal(atomic_load(&s.watch->waiting[lane]), 0);
+            for (uint32_t r = 1; r < ranks && tier != SW_TIER_DEVICE; r++)
+                assert_int_equal(
+                    pthread_equal(s.watch->adam_threads[0], s.watch->adam_threads[r]) != 0,
+                    !s.has_adam_lanes || s.adam_lane[r] == s.adam_lane[0]);
             /* Random pauses make somebody wait for a read in some of the turns. */
             if (tier == SW_TIER_NVME)
                 assert_true(atomic_load(&s.watch->waits[SW_LANE_NVME_READ]) > 0);

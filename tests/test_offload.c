@@ -159,6 +159,17 @@ static void without_cgroup_files_there_is_no_limit(void **state) {
     assert_true(limits_now().cpus == 0 && limits_now().memory_bytes == UINT64_MAX);
 }
 
+static void a_devices_node_is_the_kernels(void **state) {
+    (void)state;
+    clear_root();
+    put("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
+    put("sys/bus/pci/devices/0000:5e:00.0/numa_node", "-1\n");
+    assert_int_equal(sw_bus_node(root, "0000:3B:00.0"), 1); /* as CUDA writes it */
+    assert_int_equal(sw_bus_node(root, "0000:5E:00.0"), -1);
+    assert_int_equal(sw_bus_node(root, "0000:AF:00.0"), -1);
+    assert_int_equal(sw_bus_node(root, ""), -1);
+}
+
 static void version_2_takes_the_tightest_limit_on_the_way_up(void **state) {
     (void)state;
     clear_root();
@@ -310,6 +321,7 @@ int main(void) {
         cmocka_unit_test(memory_starts_as_zeros_or_in_test_builds_as_poison),
         cmocka_unit_test(more_memory_than_there_is_is_refused_with_the_size),
         cmocka_unit_test(without_cgroup_files_there_is_no_limit),
+        cmocka_unit_test(a_devices_node_is_the_kernels),
         cmocka_unit_test(version_2_takes_the_tightest_limit_on_the_way_up),
         cmocka_unit_test(version_1_is_read_with_joined_and_single_controllers),
         cmocka_unit_test(a_limit_of_processes_counts_where_the_fewest_are_left),

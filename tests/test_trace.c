@@ -76,7 +76,7 @@ static void check_task(const json_t *event, uint32_t seen[SW_LANE_COUNT]) {
 
 static void every_event_of_every_thread_once(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1, NULL), 0);
     pthread_t threads[SW_LANE_COUNT];
     sw_trace_memory(open_trace, SW_TIER_HOST, 5, 6, 1000);
     for (int l = 0; l < SW_LANE_COUNT; l++)
@@ -101,7 +101,7 @@ static void every_event_of_every_thread_once(void **state) {
 
 static void memory_and_evaluations_have_their_form(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1, NULL), 0);
     const struct sw_trace_event event = {
         .kind = SW_TASK_NORM, .lane = SW_LANE_CONTROL, .eval = 1, .start_ns = 5000, .end_ns = 5001};
     sw_trace_add(open_trace, &event);
@@ -121,7 +121,7 @@ static void memory_and_evaluations_have_their_form(void **state) {
 /* What a run that is killed now would leave. */
 static void the_file_can_be_read_before_it_is_closed(void **state) {
     (void)state;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1, NULL), 0);
     for (int round = 1; round <= 3; round++) {
         add_many((void *)SW_LANE_ADAM);
         uint32_t found = 0;
@@ -144,7 +144,7 @@ static void a_failed_write_is_reported_at_close(void **state) {
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     small = old;
     small.rlim_cur = 100000;
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("trace.json"), 0, 1, NULL), 0);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     add_many((void *)SW_LANE_ADAM);
     const int ret = sw_trace_close(open_trace);
@@ -157,10 +157,10 @@ static void a_failed_write_is_reported_at_close(void **state) {
 static void what_cannot_be_opened_is_reported(void **state) {
     (void)state;
     log_catch();
-    assert_int_equal(sw_trace_open(&open_trace, in_folder("none/trace.json"), 0, 1), -ENOENT);
+    assert_int_equal(sw_trace_open(&open_trace, in_folder("none/trace.json"), 0, 1, NULL), -ENOENT);
     assert_reported("none/trace.json");
     assert_null(open_trace);
-    assert_int_equal(sw_trace_open(&open_trace, NULL, 0, 1), 0);
+    assert_int_equal(sw_trace_open(&open_trace, NULL, 0, 1, NULL), 0);
     assert_null(open_trace);
     add_many((void *)SW_LANE_ADAM); /* goes nowhere */
     assert_int_equal(sw_trace_close(open_trace), 0);

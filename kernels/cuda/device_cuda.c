@@ -119,6 +119,12 @@ static uint64_t cuda_free_bytes(struct sw_device *d) {
     return available;
 }
 
+static void cuda_bus_address(struct sw_device *d, char out[SW_BUS_ADDRESS_BYTES]) {
+    if (cudaDeviceGetPCIBusId(out, SW_BUS_ADDRESS_BYTES, d->index) == cudaSuccess) return;
+    cudaGetLastError(); /* which remembers it, and only a hint is missing */
+    out[0] = '\0';
+}
+
 /* For every device of the process. */
 static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
     const int ret = sw_cuda_enter(d);
@@ -323,6 +329,7 @@ static void cuda_ops_fill(void) {
         .alloc = cuda_alloc,
         .free = cuda_free,
         .free_bytes = cuda_free_bytes,
+        .bus_address = cuda_bus_address,
         .pin = cuda_pin,
         .unpin = cuda_unpin,
         .stream_create = cuda_stream_create,

@@ -40,6 +40,11 @@ static uint64_t host_free_bytes(struct sw_device *d) {
     return UINT64_MAX;
 }
 
+static void host_bus_address(struct sw_device *d, char out[SW_BUS_ADDRESS_BYTES]) {
+    (void)d;
+    out[0] = '\0';
+}
+
 static uint64_t mapped_bytes(uint64_t bytes) {
     return sw_round_up(bytes ? bytes : 1, PAGE_BYTES);
 }
@@ -187,6 +192,7 @@ static void host_ops_fill(void) {
         .alloc = host_alloc,
         .free = host_free,
         .free_bytes = host_free_bytes,
+        .bus_address = host_bus_address,
         .pin = host_pin,
         .unpin = host_unpin,
         .stream_create = host_stream_create,

@@ -13,11 +13,11 @@
 #include "cpu_adam/adam.h"
 #include "engine/executor.h"
 
-int __real_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
-                            uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
+int __real_sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
+                            const struct sw_executor_ops *ops, void *ctx,
                             const struct sw_turn *const *turns, uint32_t turn_count);
-int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
-                            uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
+int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
+                            const struct sw_executor_ops *ops, void *ctx,
                             const struct sw_turn *const *turns, uint32_t turn_count);
 
 void __real_sw_adam_update(const struct sw_adam_variant *variant, const struct sw_adam_step *step,
@@ -78,8 +78,8 @@ void __wrap_sw_adam_update(const struct sw_adam_variant *variant, const struct s
     __real_sw_adam_update(variant, step, &own, threads, extra);
 }
 
-int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_device_handle *devices,
-                            uint32_t rank_count, const struct sw_executor_ops *ops, void *ctx,
+int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
+                            const struct sw_executor_ops *ops, void *ctx,
                             const struct sw_turn *const *turns, uint32_t turn_count) {
     const char *lanes = getenv("NULL_LANES");
     struct sw_executor_ops some = real = *ops;
@@ -87,5 +87,5 @@ int __wrap_sw_executor_open(struct sw_executor **out, const struct sw_device_han
     no_nvme = lanes && !strcmp(lanes, "nvme");
     if (no_nvme) some.start = start;
     if (lanes) sw_warning("NULL_LANES=%s: what this run computes is worth nothing", lanes);
-    return __real_sw_executor_open(out, devices, rank_count, &some, ctx, turns, turn_count);
+    return __real_sw_executor_open(out, ranks, &some, ctx, turns, turn_count);
 }

@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     uint64_t cpu = measure(add_plain, NULL, "fprintf under a lock");
     fclose(plain);
     print_cpu(cpu);
-    if (sw_trace_open(&trace, path, 0, 1) < 0) return 1;
+    if (sw_trace_open(&trace, path, 0, 1, NULL) < 0) return 1;
     cpu = measure(sw_trace_add, trace, "sw_trace_add");
     if (sw_trace_close(trace) < 0) return 1;
     print_cpu(cpu);

@@ -94,6 +94,12 @@ cudaError_t cudaGetDevice(int *device) {
     *device = device_here;
     return cudaSuccess;
 }
+cudaError_t cudaDeviceGetPCIBusId(char *address, int size, int device) {
+    if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
+    snprintf(address, static_cast<size_t>(size), "0000:%02X:00.0", 0x3b + device);
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof(*properties));
