@@ -5,6 +5,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/world.h"
+#include "kernels/device.h"
+
 void sw_train_defaults(struct sw_train_options *options) {
     memset(options, 0, sizeof(*options));
     options->micro_batch = 1;
@@ -21,7 +24,6 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->commit_every = -1;
     options->decay = SW_DECAY_MATRICES;
     options->max_skips = 10;
-    options->ranks = 1;
     options->zero = -1;
     options->reduce_dtype = SW_FP32;
     options->rank_timeout_s = 600;
@@ -30,6 +32,15 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->checkpoint_every = 1;
     options->overlap = SW_OVERLAP_AUTO;
     options->chunk_bytes = 8 << 20;
+}
+
+void sw_train_settle_device(struct sw_train_options *options) {
+    const int alone = !sw_world_is_launched(); /* else the other processes come first */
+    if (options->device == SW_DEVICE_AUTO && alone)
+        options->device = sw_device_cuda_usable() > 0 ? SW_DEVICE_CUDA : SW_DEVICE_HOST;
+    if (options->ranks) return;
+    const int gpus = options->device == SW_DEVICE_CUDA && alone ? sw_device_cuda_usable() : 1;
+    options->ranks = gpus > 1 ? (uint32_t)gpus : 1;
 }
 
 double sw_learning_rate(const struct sw_train_options *options, uint64_t step) {

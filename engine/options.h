@@ -43,8 +43,8 @@ struct sw_train_options {
     enum sw_decay decay;
     uint32_t max_skips;
 
-    enum sw_device_kind device; /* resolved: host or cuda */
-    uint32_t ranks;             /* of this process, each with a device */
+    enum sw_device_kind device;
+    uint32_t ranks;             /* of this process, each with a device; 0: as many as GPUs */
     int shard_in_node;          /* each process has all shards; processes have replicas */
     int64_t zero;               /* what is sharded over them: 0..3; -1: 3 with several */
     enum sw_dtype reduce_dtype; /* in which gradients travel between ranks; sums are FP32 */
@@ -73,6 +73,10 @@ struct sw_train_options {
 
 /* The documented defaults; paths NULL. */
 void sw_train_defaults(struct sw_train_options *options);
+
+/* Chooses what the user left open: a GPU where there is one that can be used, a rank for each. In
+ * one process of several the device stays open until they have met, and there is one rank. */
+void sw_train_settle_device(struct sw_train_options *options);
 
 /* The learning rate of step 1, 2, ...: linear warm-up lr * step / warmup, then constant, linear or
  * cosine from lr down to min_lr over the steps after the warm-up. warmup and steps resolved. */

@@ -296,6 +296,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     struct sw_trainer *t = calloc(1, sizeof(*t));
     if (!t) return -ENOMEM;
     t->options = *options;
+    sw_train_settle_device(&t->options);
     t->hooks = *hooks;
     t->out_held = -1;
     pthread_mutex_init(&t->executor_lock, NULL);

@@ -59,6 +59,10 @@ static struct launch find_launch(void) {
     return found;
 }
 
+int sw_world_is_launched(void) {
+    return find_launch().name != NULL;
+}
+
 static void describe_launch(const struct launch *l, char *text, size_t size) {
     if (l->processes)
         snprintf(text, size, "%s has started %u processes", l->name, l->processes);

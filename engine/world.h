@@ -23,6 +23,9 @@ struct sw_world;
  * other threads start, so that they inherit nothing of what the message library sets up. */
 int sw_world_open(struct sw_world **out, double timeout_s);
 
+/* Whether the environment is that of one process of several, or may be. */
+int sw_world_is_launched(void);
+
 uint32_t sw_world_index(const struct sw_world *w); /* of NULL: 0 */
 uint32_t sw_world_size(const struct sw_world *w);  /* of NULL: 1 */
 

@@ -102,7 +102,7 @@ def several_gpus_are_several_ranks():
     """Two ranks add two gradients, as one does over two micro-batches: the order says nothing."""
     with t.folder() as tmp:
         env = {"STANDIN_DEVICES": "4"}
-        train(f"{tmp}/one", "--accumulate", 2, env=env)
+        train(f"{tmp}/one", "--ranks", 1, "--accumulate", 2, env=env)
         one, want = outcome(f"{tmp}/one"), None
         for i, more in enumerate(([], ["--zero", 1, "--overlap", "none"],
                                   ["--params", "nvme", "--optimizer", "nvme", "--gradients",
@@ -147,6 +147,10 @@ def a_plugin_that_is_not_there_or_of_another_version():
         t.contains(run.stderr, "cannot be loaded", "and says why", run)
         run = train(f"{tmp}/d", device="auto", steps=1)
         t.contains(run.stdout, "operators=cuda", "auto takes what is there", run)
+        run = train(f"{tmp}/f", device="auto", steps=1, env={"STANDIN_DEVICES": "2"})
+        t.check(re.search(r"^  ranks +2$", run.stdout, re.M), "a rank for each GPU", run)
+        run = train(f"{tmp}/g", device="host", steps=1, env={"STANDIN_DEVICES": "2"})
+        t.check(re.search(r"^  ranks +1$", run.stdout, re.M), "the host is one", run)
         run = train(f"{tmp}/e", "--ranks", 2, rc=1)
         t.contains(run.stderr, "--ranks 2: there is 1 GPU, one for each rank", "error", run)
         run = train(f"{tmp}/e", "--ranks", 2, "--reduce-dtype", "bf16", rc=1,

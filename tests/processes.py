@@ -22,13 +22,15 @@ def processes_give_the_bits_of_one():
                 ["--zero", 2, "--dtype", "fp32", "--accumulate", 2],
                 ["--clip", 0, "--params", "nvme", "--optimizer", "nvme", "--gradients", "nvme",
                  "--activations", "nvme"],
-                ["--reduce-dtype", "bf16", "--optimizer", "host:50%,nvme", "--master", "split"])):
+                ["--reduce-dtype", "bf16", "--optimizer", "host:50%,nvme", "--master", "split"],
+                ["--reduce-dtype", "bf16"])):
             log = ["--log", f"{tmp}/{i}-1.jsonl"]
-            one = alone(f"{tmp}/{i}-1", "--ranks", 4, *more, *log)
+            ranks = 2 if i == 4 else 4  # with two processes of one rank each
+            one = alone(f"{tmp}/{i}-1", "--ranks", ranks, *more, *log)
             want = outcome(one, f"{tmp}/{i}-1", log[1])
             for processes in (2, 4) if i == 0 else (2,):
                 name = f"{tmp}/{i}-{processes}"
-                run = job(processes, name, "--ranks", 4 // processes, *more, "--log",
+                run = job(processes, name, "--ranks", ranks // processes, *more, "--log",
                           name + ".jsonl")
                 t.check(outcome(run, name, name + ".jsonl") == want,
                         f"{processes} processes, {more}: other bits", run)

@@ -466,6 +466,7 @@ static int settle_under_a_limit(void) {
     const struct sw_topology t = {.cpus = 64, .cores = 32, .quota_cpus = 64, .cpu_list = "0-63"};
     struct sw_train_options o;
     sw_train_defaults(&o);
+    o.ranks = 1;
     logged[0] = 0;
     sw_teams_settle(&o, &t);
     if (o.threads != 1 || o.device_threads != 3) return 1;
@@ -508,6 +509,7 @@ static void sizes_come_from_the_machine_and_too_many_are_warned_about(void **sta
         .cpus = 4, .cores = 2, .quota = 3.5, .quota_cpus = 3, .cpu_list = "5,7-9"};
     struct sw_train_options o;
     sw_train_defaults(&o);
+    o.ranks = 1;
     logged[0] = 0;
     sw_teams_settle(&o, &t);
     assert_true(o.threads == 2 && o.device_threads == 3);

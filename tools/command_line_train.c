@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "engine/collective.h"
 #include "engine/identity.h"
+#include "engine/world.h"
 #include "offload/placement.h"
 #include "offload/topology.h"
 
@@ -111,7 +112,7 @@ static const struct sw_option options_table[] = {
      .help = "steps in a row that may be skipped as not finite"},
 
     {"ranks", .section = "Ranks", .value = "N", .kind = SW_OPTION_COUNT, .min = 1,
-     .max = SW_RANKS_MAX, FIELD(ranks), .fallback = "1",
+     .max = SW_RANKS_MAX, FIELD(ranks), .marks = SW_UNSET, .fallback = "the GPUs; on the host 1",
      .help = "devices that train together, each on its own rows of a step"},
     {"zero", .section = "Ranks", .value = "STAGE", .kind = SW_OPTION_STEPS, FIELD(zero),
      .marks = SW_UNSET, .fallback = "3 from 2 ranks on",
@@ -123,8 +124,9 @@ static const struct sw_option options_table[] = {
     {"rank-timeout", .section = "Ranks", REAL(rank_timeout_s, 0, 1e6), .marks = SW_MIN_OPEN,
      .fallback = "600", .help = "seconds that ranks wait for each other"},
 
-    {"device", .section = "Placement", CHOICE(devices, device), .fallback = "auto",
-     .help = "what computes the model: auto is cuda where it can be used, else host"},
+    {"device", .section = "Placement", CHOICE(devices, device),
+     .fallback = "cuda if usable, else host",
+     .help = "what computes the model; auto is what is there"},
     {"dtype", .section = "Placement", CHOICE(dtypes, dtype), .fallback = "bf16",
      .help = "of weights and activations"},
     {"grad-dtype", .section = "Placement", CHOICE(dtypes, grad_dtype), .fallback = "as --dtype",
@@ -227,6 +229,7 @@ static int may_use_nvme(const struct sw_train_options *o) {
  * would leave the user believing in an effect that never happened. --seed is exempt: it names the
  * run. */
 static int check_together(const struct sw_train_options *o, const struct sw_parsed *parsed) {
+    const int alone = o->ranks == 1 && !sw_world_is_launched();
     if (o->overlap == SW_OVERLAP_BACKWARD && o->clip > 0) {
         sw_error(
             "train: --overlap backward needs --clip 0 (it is %g): the exact gradient norm is known "
@@ -257,8 +260,7 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     if (sw_tiers_is_all(o->optimizer, SW_TIER_DEVICE) && sw_tiers_chosen(o->gradients) &&
         !sw_tiers_is_all(o->gradients, SW_TIER_DEVICE))
         return contradiction("--gradients has no effect with --optimizer device: they wait there");
-    if (o->sim.comm_bytes && o->ranks == 1)
-        return contradiction("--sim-comm has no effect with one rank");
+    if (o->sim.comm_bytes && alone) return contradiction("--sim-comm has no effect with one rank");
     if (o->sim.flops &&
         (o->val || o->save_every || o->resume || o->keep_store || o->digest || o->import_dir))
         return contradiction("--sim-flops trains nothing: without --val, --save-every, --resume, "
@@ -274,7 +276,7 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     if (o->weight_decay == 0 && sw_option_origin(parsed, "decay"))
         return contradiction("--decay has no effect with --weight-decay 0");
     if (o->zero > 3) return contradiction("--zero takes 0, 1, 2 or 3");
-    if (o->ranks == 1 && sw_option_origin(parsed, "reduce-dtype"))
+    if (alone && sw_option_origin(parsed, "reduce-dtype"))
         return contradiction("--reduce-dtype has no effect with one rank");
     if (o->freeze && strlen(o->freeze) >= SW_FREEZE_BYTES) {
         sw_error("train: --freeze is longer than %d characters", SW_FREEZE_BYTES - 1);
@@ -297,5 +299,6 @@ int sw_parse_train(int argc, char **argv, struct sw_train_options *options,
     const int ret = sw_options_parse(&sw_train_command, argc, argv, options, parsed);
     if (ret != 0) return ret;
     if (!sw_option_origin(parsed, "grad-dtype")) options->grad_dtype = options->dtype;
+    sw_train_settle_device(options);
     return check_together(options, parsed);
 }
