@@ -182,15 +182,18 @@ cuda_c       := $(filter-out $(if $(WITH_NCCL),,%_nccl.c),$(wildcard kernels/cud
 $(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include \
                                 $(if $(WITH_NCCL),-DSW_WITH_NCCL)
 nvcc_flags := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC -I. \
+              -Xptxas -v \
               $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(a),code=compute_$(a))
 $(O)/kernels/cuda/adam.cu.o: nvcc_flags += -fmad=false -ftz=true -DGPU_SUBNORMALS_ARE_ZERO
 $(O)/standin/kernels/cuda/adam.cu.o: cxxflags += -DGPU_SUBNORMALS_ARE_ZERO
-# 1675: a pragma of gcc's, in a header that only the CPU runs.
+# 1675: a pragma of gcc's, in a header that only the CPU runs. What ptxas says of registers stays
+# beside the object, for tests/kernel_report.py.
 $(O)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	$(Q)$(NVCC) $(nvcc_flags) -diag-suppress=1675 -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(nvcc_flags) -diag-suppress=1675 -MMD -MP -MF $(@:.o=.d) -c $< -o $@ \
+	  2> $(@:.cu.o=.ptxas) || { cat $(@:.cu.o=.ptxas) >&2; rm -f $@; exit 1; }
 build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kernels/cuda/plugin.map
 	@echo "  LINK  $@"
 	$(Q)$(CC) -shared -Wl,-z,defs -Wl,--version-script=kernels/cuda/plugin.map \

@@ -10,8 +10,9 @@ constexpr int THREADS = 256;
 constexpr int LANES = 32, GROUPS = 8; /* of a block of dw: lots of columns, and rows at a time */
 constexpr uint64_t SLABS_MAX = 128, SLAB_ROWS_MIN = 64;
 
+/* Six blocks at a time: eight would leave 32 registers, one too few. */
 template <enum sw_dtype T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 6)
     forward(void *out, float *rstd, const void *x, const void *w, uint64_t width, float eps,
             bool wide) {
     const uint64_t row = (uint64_t)blockIdx.x * width;

@@ -2,9 +2,10 @@
 """How much of the communication between ranks a step shows, on a machine whose program's bound says
 that it can hide all of it: every stage, with computation and links held to rates.
 
-    tests/bench/exposed.py [--ranks 2] [--rounds 3] [--steps 8]
+    tests/bench/exposed.py [--ranks 2] [--rounds 3] [--steps 8] [--layers 80]
 
-A random model of 30 million parameters. Computation of a step takes four seconds at the set rate,
+A random model of as many layers as a 70B one, in which a layer, the embedding and the head are to
+each other about as there. Computation of a step takes four seconds at the set rate,
 what a rank sends three quarters of that. The same run without a rate for the links is the step that
 no communication holds up; exposed is what the step with the rate takes more, as a share of it.
 Medians over rounds; prints a JSON object.
@@ -39,12 +40,13 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=80)
     args = parser.parse_args()
     os.chdir(t.ROOT)
     with t.folder("bench-") as tmp:
         with open(tmp + "/config.json", "w", encoding="utf-8") as file:
-            json.dump({**t.MIDDLE_MODEL, "num_hidden_layers": 24, "hidden_size": 256,
-                       "intermediate_size": 1024, "vocab_size": 4096}, file)
+            json.dump({**t.MIDDLE_MODEL, "num_hidden_layers": args.layers, "hidden_size": 128,
+                       "intermediate_size": 512, "vocab_size": 2304}, file)
         model = tmp + "/model"
         t.spillway("init", "--config", tmp + "/config.json", "--out", model, rc=0)
         # One step at a known rate gives the operations of a step.
@@ -59,7 +61,8 @@ def main():
                 shares.setdefault(zero, []).append((held_s - free_s) / free_s)
                 print(f"round {i + 1}: zero {zero}: {free_s:.2f} s, with links {held_s:.2f} s",
                       file=sys.stderr, flush=True)
-    print(json.dumps({"schema": 1, "ranks": args.ranks, "rounds": args.rounds, "exposed": {
+    print(json.dumps({"schema": 1, "ranks": args.ranks, "rounds": args.rounds,
+                      "layers": args.layers, "exposed": {
         zero: round(statistics.median(values), 4) for zero, values in shares.items()}}, indent=1))
 
 
