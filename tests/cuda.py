@@ -9,7 +9,8 @@ import re
 
 import support as t
 
-PLUGIN = os.path.join(os.path.dirname(t.SPILLWAY), "standin", "libspillway_cuda.so")
+PLUGIN = os.environ.get("SPILLWAY_CUDA_PLUGIN") or os.path.join(
+    os.path.dirname(t.SPILLWAY), "standin", "libspillway_cuda.so")
 BASE = ["--seq-len", 16, "--digest"]
 
 

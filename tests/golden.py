@@ -83,6 +83,15 @@ def golden_run(name):
 
 
 @t.test
+def first_loss():
+    """Of the model as it comes, before any update: the cheapest, where a GPU is played by a CPU."""
+    run = dict(GOLDEN["runs"]["noclip"], name="noclip")
+    with t.folder() as tmp:
+        steps, _ = train(tmp, run, 1, "fp32")
+        t.close(steps[0]["loss"], run["losses"][0], FIRST_LOSS, "first loss")
+
+
+@t.test
 def fp32_noclip():
     golden_run("noclip")
 

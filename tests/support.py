@@ -34,6 +34,7 @@ import traceback
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONFIG = os.environ.get("CONFIG") or "release"
 SPILLWAY = os.environ.get("SPILLWAY") or os.path.join(ROOT, "build", "spillway")
+DEVICE = os.environ.get("SPILLWAY_TEST_DEVICE")  # cuda: training that names no device is on a GPU
 SANITIZED = CONFIG in ("asan", "tsan")
 SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3}.get(CONFIG, 1)
 MODEL = "models/stories260k"
@@ -315,6 +316,8 @@ def make_model(path, config, *args):
 
 def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
     """`spillway train` on the bundled model and text; later options override nothing here."""
+    if DEVICE and "--device" not in args:
+        args = (*args, "--device", DEVICE)
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
 
 

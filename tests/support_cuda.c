@@ -42,6 +42,16 @@ void cuda_device_close(struct cuda_device *d) {
     d->ops->close(d->device);
 }
 
+int cuda_is_standin(const struct cuda_device *d) {
+    return strstr(d->ops->numerics(d->device), "CPU stand-in") != NULL;
+}
+
+void cuda_standin_only(const struct cuda_device *d, const char *what) {
+    if (cuda_is_standin(d)) return;
+    print_message("a GPU: %s\n", what);
+    skip();
+}
+
 struct cuda_device cuda_dev;
 
 int cuda_open(void **state) {

@@ -1,4 +1,5 @@
-/* The CUDA back end in tests: built against the CPU stand-in, opened as the program opens it. */
+/* The CUDA back end in tests, opened as the program opens it: on the CPU stand-in, or on a GPU
+ * where SPILLWAY_CUDA_PLUGIN names the plugin that has one. */
 #ifndef TESTS_SUPPORT_CUDA_H
 #define TESTS_SUPPORT_CUDA_H
 #include "kernels/device.h"
@@ -15,6 +16,10 @@ struct cuda_device {
  * as CUDA's headers are missing, the runner leaves these tests out. */
 void cuda_device_open(struct cuda_device *d, int index);
 void cuda_device_close(struct cuda_device *d);
+
+int cuda_is_standin(const struct cuda_device *d);
+/* Skips the test that calls it on a GPU, as it needs something of the stand-in's. */
+void cuda_standin_only(const struct cuda_device *d, const char *what);
 
 /* The first device, for groups of tests that want one: their set-up and tear-down. */
 extern struct cuda_device cuda_dev;

@@ -1,6 +1,7 @@
 /* The CUDA device apart from its arithmetic, on the CPU stand-in: how the plugin is found and what
  * is said when it cannot be used; memory; copies; streams and events between threads and devices,
- * where nothing but a wait brings work about. */
+ * where nothing but a wait brings work about. On a GPU what no promise holds back may happen early:
+ * there the tests look at the promises alone. */
 #include "kernels/device.h"
 #include <errno.h>
 #include <pthread.h>
@@ -17,20 +18,23 @@
 #include "tests/support_cuda.h"
 #include "tests/support_files.h"
 
-enum { DEVICES = 2 };
-static struct cuda_device devices[DEVICES];
+enum { DEVICES_MAX = 2 };
+static struct cuda_device devices[DEVICES_MAX];
+static int device_count; /* one where the machine has one */
 
 static int open_devices(void **state) {
     (void)state;
     setenv("STANDIN_DEVICES", "2", 1);
     setenv("STANDIN_MEMORY", "1000000000", 1);
-    for (int i = 0; i < DEVICES; i++) cuda_device_open(&devices[i], i);
+    cuda_device_open(&devices[0], 0);
+    device_count = sw_device_cuda_count() < DEVICES_MAX ? 1 : DEVICES_MAX;
+    for (int i = 1; i < device_count; i++) cuda_device_open(&devices[i], i);
     return 0;
 }
 
 static int close_devices(void **state) {
     (void)state;
-    for (int i = 0; i < DEVICES; i++) cuda_device_close(&devices[i]);
+    for (int i = 0; i < device_count; i++) cuda_device_close(&devices[i]);
     return 0;
 }
 
@@ -81,6 +85,7 @@ static void assert_says(const char *said, int result, const char *part) {
 
 static void why_it_cannot_be_used_is_said(void **state) {
     (void)state;
+    cuda_standin_only(devices, "errors at the opening are the stand-in's to make");
     assert_says(opening("", ""), 0, "cuda CPU stand-in, compute capability 8.9, CUDA ");
     assert_says(opening("STANDIN_ERROR=35", ""), -ENODEV, "no NVIDIA driver here, or one older");
     assert_says(opening("STANDIN_ERROR=100", ""), -ENODEV, "sees no GPU");
@@ -108,9 +113,9 @@ static void memory_is_aligned_and_cleared(void **state) {
     const unsigned char fill = 0;
 #endif
     static const uint64_t sizes[] = {0, 1, 4096, 4097, (3 << 20) + 1};
-    for (int i = 0; i < 2 * DEVICES * 5; i++) { /* what was freed comes back clean */
-        struct cuda_device *d = &devices[i % DEVICES];
-        const uint64_t size = sizes[i / DEVICES % 5];
+    for (int i = 0; i < 2 * device_count * 5; i++) { /* what was freed comes back clean */
+        struct cuda_device *d = &devices[i % device_count];
+        const uint64_t size = sizes[i / device_count % 5];
         unsigned char *bytes = malloc(size + 1);
         void *p = NULL;
         assert_int_equal(d->ops->alloc(d->device, size, &p), 0);
@@ -141,6 +146,7 @@ static void memory_that_does_not_exist_is_refused(void **state) {
 
 static void wrong_sides_of_a_copy_are_refused(void **state) {
     (void)state;
+    cuda_standin_only(devices, "CUDA need not look at the sides of a copy");
     char host[64] = {0};
     char *there = cuda_bytes_new(devices, host, sizeof(host));
     const struct sw_device_ops *ops = devices->ops;
@@ -194,7 +200,7 @@ static void only_a_wait_orders_streams(void **state) {
     assert_int_equal(handed_over(1), ROUNDS);
     const int right = handed_over(0);
     print_message("without the wait %d of %d arrive\n", right, ROUNDS);
-    assert_true(right < ROUNDS / 2);
+    if (cuda_is_standin(devices)) assert_true(right < ROUNDS / 2);
 }
 
 /* A pinned source is read when the stream gets there, another one at the call. */
@@ -216,7 +222,7 @@ static void pinned_copies_run_late(void **state) {
         }
     }
     print_message("a source overwritten too early shows %d times of %d\n", late, ROUNDS);
-    assert_true(late > ROUNDS / 2);
+    if (cuda_is_standin(devices)) assert_true(late > ROUNDS / 2);
     ops->unpin(devices->device, memory);
     free(memory);
     ops->free(devices->device, there, BYTES);
@@ -243,7 +249,7 @@ static void results_come_with_their_event(void **state) {
         assert_int_equal(ops->event_wait(event), 0);
         for (int i = 0; i < BYTES; i++) assert_int_equal(pinned[i], 0);
     }
-    assert_true(early > ROUNDS / 4);
+    if (cuda_is_standin(devices)) assert_true(early > ROUNDS / 4);
     ops->event_destroy(event);
     ops->event_destroy(NULL);
     ops->unpin(devices->device, pinned);
