@@ -48,7 +48,7 @@ probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' |
             $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
             && echo yes || echo no)
 NOBUILD := deps probes help clean quickstart test check-broken check-long bench format \
-           format-check tidy
+           format-check tidy gpu-bundle gpu-check
 # PROBE=0 leaves them out where the same make has just passed them.
 PROBE ?= 1
 builds := $(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all))
@@ -232,6 +232,46 @@ $(O)/tests/test_standin.c.o: cflags += -isystem $(CUDA_HOME)/include \
                                        $(if $(WITH_NCCL),-DSW_WITH_STANDIN)
 endif
 
+# What `make gpu-check` takes to a machine with GPUs (tests/gpu/bundle.py packs it): programs that
+# find the libraries packed with them, for which only a run path of the old kind serves the
+# libraries' own libraries too. Release alone.
+gpu_link  := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$$ORIGIN/../../lib'
+gpu_tests := $(patsubst tests/%.c,$(O)/gpu/tests/%,$(wildcard tests/test_cuda_*.c))
+gpu_parts := $(O)/gpu/spillway $(O)/gpu/gpu_rates $(gpu_tests) \
+             $(if $(WITH_NCCL),$(O)/gpu/libnccl.so.2)
+$(O)/gpu/spillway: $(tool_objs) $(O)/libspillway.a
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CXX) $(common) $^ $(libs) $(gpu_link) -o $@
+$(O)/gpu/tests/test_%: $(O)/tests/test_%.c.o $(test_support) $(O)/libspillway.a
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $^ -lcmocka $(libs) $(gpu_link) -o $@
+$(O)/gpu/gpu_rates: $(O)/tests/gpu/gpu_rates.c.o $(O)/libspillway.a
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $^ $(libs) $(gpu_link) -o $@
+# CUDA's own rates, on a GPU and on the stand-in.
+$(O)/tests/gpu/bare_rates.c.o: cflags += -isystem $(CUDA_HOME)/include
+$(O)/gpu/bare_rates: $(O)/tests/gpu/bare_rates.c.o
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $< -L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -lstdc++ -lm -ldl -lrt \
+	  -lpthread $(gpu_link) -o $@
+$(O)/gpu/standin/bare_rates: $(O)/tests/gpu/bare_rates.c.o $(standin_cpu)
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CC) $(common) $^ -lstdc++ -lm -lpthread $(gpu_link) -o $@
+$(O)/gpu/libnccl.so.2: tests/gpu/nccl_absent.c Makefile
+	@mkdir -p $(@D)
+	@echo "  LINK  $@"
+	$(Q)$(CC) -std=gnu11 $(warn) -isystem $(CUDA_HOME)/include -shared -fPIC -Wl,-soname,$(@F) $< -o $@
+gpu-standin: $(gpu_parts) $(O)/gpu/standin/bare_rates $(standin)
+gpu-parts: $(gpu_parts) $(O)/gpu/bare_rates build/libspillway_cuda.so
+ifeq ($(CONFIG)$(WITH_CUDA),releaseyes)
+tests: gpu-standin
+endif
+
 # Loaded into whole runs by LD_PRELOAD; without sanitizers, which are the program's.
 $(O)/tests/preload/%.so: tests/preload/%.c tests/support_file_name.h Makefile
 	@mkdir -p $(@D)
@@ -311,6 +351,8 @@ help:
 	@echo 'make test CONFIG=asan, CONFIG=tsan    the same under the sanitizers'
 	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
 	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
+	@echo 'make gpu-check      proves the CUDA back end on the GPUs here, in eight minutes at most'
+	@echo '                    (docs/gpu-check.md); gpu-bundle packs build/gpu/ for another machine'
 	@echo 'make bench          CPU Adam, the drive of build/, memory saved by the NVMe tier, and the'
 	@echo '                    overlap modes, on this machine'
 	@echo 'make bench-tools    the programs of tests/bench/*.c, into build/release/tests/bench/'
@@ -337,6 +379,17 @@ check-broken:
 check-long:
 	@scripts/check-long.sh $(CHECKS)
 
+# Where there is no toolkit to build the bundle anew, one from elsewhere is run.
+gpu-bundle:
+	@[ -n "$(NVCC)" ] || { echo "gpu-bundle: no nvcc here (CUDA_HOME=$(CUDA_HOME)): install CUDA's \
+	toolkit, or bring build/gpu from a machine that has it" >&2; exit 1; }
+	$(build) CONFIG=release gpu-parts
+	@python3 tests/gpu/bundle.py
+
+gpu-check:
+	$(if $(NVCC)$(if $(wildcard build/gpu/gpu-check),,1),+$(Q)$(MAKE) --no-print-directory gpu-bundle)
+	@build/gpu/gpu-check $(GPU_CHECK)
+
 bench:
 	$(build) CONFIG=release all
 	@build/spillway bench adam
@@ -356,7 +409,7 @@ tidy:
 clean:
 	rm -rf build
 
-.PHONY: all tests standin bench-tools help deps quickstart test check-broken check-long bench \
-        format format-check tidy clean
+.PHONY: all tests standin gpu-standin gpu-parts gpu-bundle gpu-check bench-tools help deps \
+        quickstart test check-broken check-long bench format format-check tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

@@ -12,8 +12,8 @@ A program that crashes, passes its time limit, reports no test, or exits with a 
 lines do not explain counts as one more failure. A file whose first 40 lines hold the words
 "time limit: N s" has that limit instead of the usual one; one with the words "runs alone" has the
 machine to itself, the others run side by side. One that speaks of the "CPU stand-in" there needs
-what is built where CUDA's headers are, and is left out elsewhere. With STRICT=1 a skip is a
-failure.
+what is built where CUDA's headers are, and is left out elsewhere; one that is "Of the release
+program alone" is left out of other configurations. With STRICT=1 a skip is a failure.
 
     tests/run.py [--config NAME] [--list] [--verbose] [--case NAME] [--limit S] [--jobs N]
                  [PATTERN...]
@@ -54,6 +54,7 @@ class Program:
         self.own_limit_s = int(found.group(1)) if found else TIME_LIMIT_S
         self.alone = "runs alone" in head
         self.needs_standin = "CPU stand-in" in head
+        self.release_alone = "Of the release program alone" in head
 
     def time_limit_s(self, config):
         return self.limit_s or self.own_limit_s * SLOWDOWN.get(config, 1)
@@ -206,6 +207,8 @@ def find_programs(config, patterns):
     patterns = [x for x in patterns if not x.startswith("no:")]
     found = [p for p in programs if not matches(p, without) and
              (not patterns or matches(p, patterns))]
+    if config != "release":
+        found = [p for p in found if not p.release_alone]
     if not os.path.exists(os.path.join(ROOT, standin(config))):
         absent = [p.name for p in found if p.needs_standin]
         if absent:

@@ -42,7 +42,8 @@ def read(name):
 
 
 FILES = files()
-SOURCES = [n for n in FILES if n.endswith(CODE) or n in ("Makefile", ".ci/run")]
+SOURCES = [n for n in FILES if n.endswith(CODE)
+           or n in ("Makefile", ".ci/run", "tests/gpu/gpu-check")]
 TEXTS = SOURCES + [n for n in FILES if n.endswith((".md", ".broken", ".supp"))]
 
 
@@ -138,13 +139,14 @@ def tests_are_run():
     tools = {"tests/" + n for n in run.TOOLS} | {"tests/tsan.supp", "tests/lsan.supp"}
     # What takes long is named by the Makefile, by its script, or by a program beside it.
     elsewhere = "".join(read(n) for n in SOURCES
-                        if n.startswith(("scripts/", "tests/bench/")) or n == "Makefile")
+                        if n.startswith(("scripts/", "tests/bench/", "tests/gpu/"))
+                        or n == "Makefile")
     for name in FILES:
         if not name.startswith("tests/") or name in names or name in tools:
             continue
         if re.match(r"tests/(broken/\w+\.broken|support_\w+\.[ch]|standin/\w+\.(cpp|cu|h))$", name):
             continue
-        if re.match(r"tests/(long|bench)/", name) and os.path.basename(name) in elsewhere:
+        if re.match(r"tests/(long|bench|gpu)/", name) and os.path.basename(name) in elsewhere:
             continue
         preload = re.match(r"tests/preload/(\w+)\.c$", name)
         if preload and any(f'preload("{preload[1]}")' in read(n) for n in names):
