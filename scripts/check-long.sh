@@ -22,6 +22,7 @@
 #                  under Bochs whose first process, avx512_init.sh, runs the tests (leave_out.c: all
 #                  but the longest)
 #   world          two processes that gather more than 2 GiB each (10 GB of memory)
+#   gpu            gpu-check on the CPU stand-in, every row to its end
 #   report         the page of spillway report in a headless Chromium (Debian's package chromium),
 #                  on a phone and on a desk, light and dark, up to a million tasks
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
@@ -119,6 +120,11 @@ world() {
         WORLD_LONG=1 SPILLWAY=build/spillway python3 tests/world.py long_messages_arrive
 }
 
+gpu() {
+    make --no-print-directory -j"$(nproc)" tests &&
+        GPU_CHECK_WHOLE=1 python3 tests/run.py --exec python3 tests/gpu_check.py
+}
+
 broken() {
     make --no-print-directory check-broken || return 1
     echo "ok all_planted_bugs_are_caught"
@@ -126,7 +132,7 @@ broken() {
 
 make --no-print-directory -j"$(nproc)" all || exit 1
 all="kills resume faults environment flat tsan broken transformers ranks adam avx512 world"
-all="$all report distributions"
+all="$all gpu report distributions"
 for check in ${*:-$all}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
@@ -141,6 +147,7 @@ for check in ${*:-$all}; do
         adam) stage adam adam ;;
         avx512) stage avx512 avx512 ;;
         world) stage world world ;;
+        gpu) stage gpu gpu ;;
         report) stage report python3 tests/long/report_browser.py ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
