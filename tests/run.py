@@ -33,7 +33,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # In tests/, but no tests themselves.
-TOOLS = {"run.py", "support.py", "support_processes.py", "check_broken.py", "tidy.py"}
+TOOLS = {"run.py", "kernel_report.py", "support.py", "support_processes.py", "check_broken.py",
+         "tidy.py"}
 TIME_LIMIT_S = 150
 SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3}  # how much longer a configuration may take
 OUTPUT_LINES_MAX = 120                         # shown of one failing program
