@@ -34,6 +34,10 @@ struct sw_nonfinite {
 struct sw_attention {
     uint32_t batch, time, heads, kv_heads, head_dim;
     float scale; /* 1 / sqrt(head_dim) */
+    /* Where the document of each position begins in its row, device memory [batch][time]: starts[b]
+     * [i] <= i, ascending in i. Position i sees keys starts[b][i] .. i. NULL: 0 .. i; a row of
+     * zeros has the same bits. */
+    const uint32_t *starts;
 };
 
 /* Elements that decay alike, and one chunk of a device Adam step: fields and record layout as in
@@ -169,8 +173,8 @@ struct sw_device_ops {
                 const float *sin, uint64_t rows, uint64_t time, uint64_t heads, uint64_t head_dim,
                 int inverse);
 
-    /* Causal grouped-query attention in blocks with an online softmax (Dao et al.,
-     * arXiv:2205.14135): no time x time matrix exists. */
+    /* Causal grouped-query attention inside documents, in blocks with an online softmax (Dao et
+     * al., arXiv:2205.14135): no time x time matrix exists. */
     int (*attention)(struct sw_stream *s, enum sw_dtype dtype, const struct sw_attention *shape,
                      void *out, float *lse, const void *q, const void *k, const void *v,
                      void *scratch);

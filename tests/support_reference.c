@@ -34,18 +34,24 @@ void ref_rope(double *x, const float *cos, const float *sin, uint64_t rows, uint
 }
 
 /* Probabilities of query i of one head; returns the log of their denominator. */
+/* The first key that position i of a row sees. */
+static uint64_t first_key(const struct sw_attention *s, uint64_t b, uint64_t i) {
+    return s->starts ? s->starts[b * s->time + i] : 0;
+}
+
 static double attend(double *p, const double *q, const double *k, const struct sw_attention *s,
                      uint64_t b, uint64_t h, uint64_t i) {
     const uint64_t dim = s->head_dim, kv = h / (s->heads / s->kv_heads);
     const double *query = q + ((b * s->time + i) * s->heads + h) * dim;
+    const uint64_t first = first_key(s, b, i);
     double most = -INFINITY, total = 0.0;
-    for (uint64_t j = 0; j <= i; j++) {
+    for (uint64_t j = first; j <= i; j++) {
         p[j] = (double)s->scale *
                ref_dot(query, k + ((b * s->time + j) * s->kv_heads + kv) * dim, dim);
         most = p[j] > most ? p[j] : most;
     }
-    for (uint64_t j = 0; j <= i; j++) total += p[j] = exp(p[j] - most);
-    for (uint64_t j = 0; j <= i; j++) p[j] /= total;
+    for (uint64_t j = first; j <= i; j++) total += p[j] = exp(p[j] - most);
+    for (uint64_t j = first; j <= i; j++) p[j] /= total;
     return most + log(total);
 }
 
@@ -60,7 +66,7 @@ void ref_attention(double *out, double *lse, const double *q, const double *k, c
                 const double log_sum = attend(p, q, k, s, b, h, i);
                 if (lse) lse[(b * s->heads + h) * s->time + i] = log_sum;
                 memset(to, 0, dim * sizeof(double));
-                for (uint64_t j = 0; j <= i; j++)
+                for (uint64_t j = first_key(s, b, i); j <= i; j++)
                     for (uint64_t d = 0; d < dim; d++)
                         to[d] += p[j] * v[((b * s->time + j) * s->kv_heads + h / group) * dim + d];
             }
@@ -81,7 +87,7 @@ void ref_attention_backward(double *dq, double *dk, double *dv, const double *do
                 const uint64_t at = ((b * s->time + i) * s->heads + h) * dim;
                 const double delta = ref_dot(dout + at, out + at, dim);
                 attend(p, q, k, s, b, h, i);
-                for (uint64_t j = 0; j <= i; j++) {
+                for (uint64_t j = first_key(s, b, i); j <= i; j++) {
                     const uint64_t kv = ((b * s->time + j) * s->kv_heads + h / group) * dim;
                     const double ds =
                         p[j] * (ref_dot(dout + at, v + kv, dim) - delta) * (double)s->scale;
@@ -107,6 +113,22 @@ void ref_cross_entropy(double *loss, const double *logits, const int32_t *target
         for (uint64_t c = 1; c < vocab; c++) most = row[c] > most ? row[c] : most;
         for (uint64_t c = 0; c < vocab; c++) total += exp(row[c] - most);
         loss[i] = !mask || mask[i] ? most + log(total) - row[targets[i]] : 0.0;
+    }
+}
+
+void ref_starts(uint32_t *starts, uint32_t batch, uint32_t time, const uint32_t *lengths,
+                uint32_t count) {
+    for (uint32_t b = 0; b < batch; b++) {
+        uint32_t start = 0, next = b, left = 0;
+        for (uint32_t i = 0; i < time; i++) {
+            if (left == 0) {
+                const uint32_t length = lengths[next++ % count];
+                left = length ? length : 1 + ref_random() % 90;
+                start = i;
+            }
+            starts[b * time + i] = start;
+            left--;
+        }
     }
 }
 

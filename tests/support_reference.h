@@ -8,12 +8,17 @@ void ref_rmsnorm(double *out, const double *x, const double *w, uint64_t n, uint
                  double eps);
 void ref_rope(double *x, const float *cos, const float *sin, uint64_t rows, uint64_t time,
               uint64_t heads, uint64_t head_dim, int inverse);
+/* The starts of shape are in the host's memory. */
 void ref_attention(double *out, double *lse, const double *q, const double *k, const double *v,
                    const struct sw_attention *shape);
 /* From the output as given, which may have been rounded. */
 void ref_attention_backward(double *dq, double *dk, double *dv, const double *dout,
                             const double *out, const double *q, const double *k, const double *v,
                             const struct sw_attention *shape);
+/* Starts [batch][time] of documents of these lengths, one after the other and round again, from row
+ * b on the b-th; length 0: a random one. */
+void ref_starts(uint32_t *starts, uint32_t batch, uint32_t time, const uint32_t *lengths,
+                uint32_t count);
 void ref_swiglu(double *out, const double *gate, const double *up, uint64_t count);
 void ref_cross_entropy(double *loss, const double *logits, const int32_t *targets,
                        const uint8_t *mask, uint64_t n, uint64_t vocab);

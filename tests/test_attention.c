@@ -27,8 +27,12 @@ static int close_all(void **state) {
 
 static struct sw_attention shape_of(uint32_t batch, uint32_t time, uint32_t heads,
                                     uint32_t kv_heads, uint32_t head_dim) {
-    return (struct sw_attention){batch,    time,     heads,
-                                 kv_heads, head_dim, (float)(1.0 / sqrt((double)head_dim))};
+    return (struct sw_attention){.batch = batch,
+                                 .time = time,
+                                 .heads = heads,
+                                 .kv_heads = kv_heads,
+                                 .head_dim = head_dim,
+                                 .scale = (float)(1.0 / sqrt((double)head_dim))};
 }
 
 /* Everything one shape needs: device tensors, and naive results in double. */
@@ -144,7 +148,13 @@ static void forward_matches_double(void **state) {
 
 static void backward_matches_differences(void **state) {
     (void)state;
-    const struct sw_attention shapes[] = {shape_of(2, 5, 4, 2, 6), shape_of(1, 67, 2, 1, 5)};
+    static const uint32_t short_ones[2 * 5] = {0, 0, 2, 2, 4, 0, 1, 1, 1, 1};
+    uint32_t across_a_tile[67];
+    struct sw_attention shapes[] = {shape_of(2, 5, 4, 2, 6), shape_of(1, 67, 2, 1, 5),
+                                    shape_of(2, 5, 4, 2, 6), shape_of(1, 67, 2, 1, 5)};
+    ref_starts(across_a_tile, 1, 67, (const uint32_t[]){30, 35}, 2);
+    shapes[2].starts = short_ones;
+    shapes[3].starts = across_a_tile;
     struct ref_report report = {.name = "attention backward"};
     struct ref_report naive = {.name = "attention backward, naive", .limit = 1e-9};
     for (size_t c = 0; c < sizeof(shapes) / sizeof(shapes[0]); c++) {
@@ -215,6 +225,134 @@ static void backward_matches_naive_on_larger_shapes(void **state) {
     ref_report_print(&report);
 }
 
+/* Borders on both sides of a tile's edge, documents of one token, of a tile and of several, in rows
+ * that differ. */
+static const struct documents {
+    uint32_t batch, time, heads, kv_heads, head_dim, count, lengths[4];
+} documents[] = {
+    {2, 40, 2, 1, 16, 1, {1}},          {1, 130, 4, 2, 10, 2, {63, 70}},
+    {1, 130, 2, 2, 64, 1, {64}},        {2, 193, 3, 1, 24, 2, {65, 1}},
+    {3, 150, 6, 2, 33, 3, {0, 3, 0}},   {2, 260, 2, 1, 8, 4, {1, 62, 2, 0}},
+    {1, 300, 5, 1, 16, 2, {129, 1000}},
+};
+
+static void documents_match_double(void **state) {
+    (void)state;
+    struct ref_report there = {.name = "attention forward, documents"};
+    struct ref_report back = {.name = "attention backward, documents"};
+    ref_seed(16);
+    for (struct ref_device *d = devices; d < devices + device_count; d++)
+        for (size_t c = 0; c < sizeof(documents) / sizeof(documents[0]); c++)
+            for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++) {
+                const struct documents *w = &documents[c];
+                uint32_t starts[600];
+                struct problem p;
+                struct sw_attention shape =
+                    shape_of(w->batch, w->time, w->heads, w->kv_heads, w->head_dim);
+                ref_starts(starts, w->batch, w->time, w->lengths, w->count);
+                shape.starts = starts;
+                problem_open(&p, d, (enum sw_dtype)dtype, shape);
+                there.limit = forward_limit(&shape);
+                back.limit = backward_limit(&shape);
+                ref_attention(p.want, p.want_lse, p.q.exact, p.k.exact, p.v.exact, &p.shape);
+                run_forward(&p);
+                ref_check(&there, p.dtype, p.out.data, p.want, p.q_count);
+                for (uint64_t i = 0; i < p.lse_count; i++)
+                    assert_true(fabs(ref_value(SW_FP32, p.lse.data, i) - p.want_lse[i]) <=
+                                4.0 * there.limit);
+                for (uint64_t i = 0; i < p.q_count; i++)
+                    p.out.exact[i] = ref_value(p.dtype, p.out.data, i);
+                run_backward(&p);
+                ref_attention_backward(p.want_dq, p.want_dk, p.want_dv, p.dout.exact, p.out.exact,
+                                       p.q.exact, p.k.exact, p.v.exact, &p.shape);
+                if (w->count > 1 || w->lengths[0] > 1) { /* as above, of one key */
+                    ref_check(&back, p.dtype, p.dq.data, p.want_dq, p.q_count);
+                    ref_check(&back, p.dtype, p.dk.data, p.want_dk, p.kv_count);
+                }
+                ref_check(&back, p.dtype, p.dv.data, p.want_dv, p.kv_count);
+                problem_close(&p);
+            }
+    ref_report_print(&there);
+    ref_report_print(&back);
+}
+
+/* The bits of all results, in a row. */
+static char *results_of(struct problem *p, uint64_t *bytes) {
+    const struct ref_tensor *all[] = {&p->out, &p->lse, &p->dq, &p->dk, &p->dv};
+    uint64_t at = 0;
+    *bytes = 0;
+    for (int i = 0; i < 5; i++) *bytes += all[i]->count * sw_dtype_bytes(all[i]->dtype);
+    char *copy = malloc(*bytes);
+    for (int i = 0; i < 5; i++) {
+        const uint64_t n = all[i]->count * sw_dtype_bytes(all[i]->dtype);
+        memcpy(copy + at, all[i]->data, n);
+        at += n;
+    }
+    return copy;
+}
+
+static void a_row_of_one_document_has_the_same_bits(void **state) {
+    (void)state;
+    const uint32_t starts[2 * 150] = {0};
+    ref_seed(17);
+    for (struct ref_device *d = devices; d < devices + device_count; d++)
+        for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++) {
+            struct problem p;
+            uint64_t bytes;
+            problem_open(&p, d, (enum sw_dtype)dtype, shape_of(2, 150, 4, 2, 20));
+            run_forward(&p);
+            run_backward(&p);
+            char *want = results_of(&p, &bytes);
+            p.shape.starts = starts;
+            run_forward(&p);
+            run_backward(&p);
+            char *got = results_of(&p, &bytes);
+            assert_memory_equal(got, want, bytes);
+            free(want), free(got);
+            problem_close(&p);
+        }
+}
+
+/* Another document may hold anything: not a bit of the two around it changes. */
+static void documents_do_not_see_each_other(void **state) {
+    (void)state;
+    enum { TIME = 200, FROM = 60, TO = 140, HEADS = 2, DIM = 16 };
+    uint32_t starts[TIME];
+    ref_starts(starts, 1, TIME, (const uint32_t[]){FROM, TO - FROM}, 2);
+    ref_seed(18);
+    for (struct ref_device *d = devices; d < devices + device_count; d++) {
+        struct problem p;
+        struct sw_attention shape = shape_of(1, TIME, HEADS, 1, DIM);
+        shape.starts = starts;
+        problem_open(&p, d, SW_FP32, shape);
+        const struct ref_tensor *out[] = {&p.out, &p.dq, &p.dk, &p.dv};
+        const struct ref_tensor *in[] = {&p.q, &p.k, &p.v, &p.dout};
+        float *before[4];
+        run_forward(&p);
+        run_backward(&p);
+        for (int n = 0; n < 4; n++) {
+            before[n] = malloc(out[n]->count * sizeof(float));
+            memcpy(before[n], out[n]->data, out[n]->count * sizeof(float));
+            const uint64_t width = in[n]->count / TIME;
+            for (uint64_t i = FROM * width; i < TO * width; i++)
+                ((float *)in[n]->data)[i] = (float)(i % 7) - 2.5f;
+        }
+        run_forward(&p);
+        run_backward(&p);
+        for (int n = 0; n < 4; n++) {
+            const uint64_t width = out[n]->count / TIME;
+            const float *now = out[n]->data;
+            assert_memory_equal(now, before[n], FROM * width * sizeof(float));
+            assert_memory_equal(now + TO * width, before[n] + TO * width,
+                                (TIME - TO) * width * sizeof(float));
+            assert_memory_not_equal(now + FROM * width, before[n] + FROM * width,
+                                    (TO - FROM) * width * sizeof(float));
+            free(before[n]);
+        }
+        problem_close(&p);
+    }
+}
+
 /* What lies in the future must not change a bit. */
 static void later_positions_do_not_matter(void **state) {
     (void)state;
@@ -257,6 +395,9 @@ int main(void) {
         cmocka_unit_test(forward_matches_double),
         cmocka_unit_test(backward_matches_differences),
         cmocka_unit_test(backward_matches_naive_on_larger_shapes),
+        cmocka_unit_test(documents_match_double),
+        cmocka_unit_test(a_row_of_one_document_has_the_same_bits),
+        cmocka_unit_test(documents_do_not_see_each_other),
         cmocka_unit_test(later_positions_do_not_matter),
         cmocka_unit_test(large_scores_stay_finite),
     };

@@ -22,6 +22,8 @@ struct problem {
     struct cuda_tensor q, k, v, dout, out, lse, dq, dk, dv;
     double *want_out, *want_lse, *want_dq, *want_dk, *want_dv;
     double *sum_out, *sum_dq, *sum_dk, *sum_dv; /* of the terms' magnitudes */
+    struct sw_attention device_shape;           /* with the starts in device memory */
+    uint32_t *starts; /* of shape, in the host's; NULL without documents */
     char *scratch;
 };
 
@@ -29,8 +31,13 @@ static void problem_open(struct problem *p, enum sw_dtype dtype, uint32_t batch,
                          uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
     const uint64_t rows = (uint64_t)batch * time;
     *p = (struct problem){.dtype = dtype};
-    p->shape = (struct sw_attention){batch,    time,     heads,
-                                     kv_heads, head_dim, (float)(1.0 / sqrt((double)head_dim))};
+    p->shape = p->device_shape =
+        (struct sw_attention){.batch = batch,
+                              .time = time,
+                              .heads = heads,
+                              .kv_heads = kv_heads,
+                              .head_dim = head_dim,
+                              .scale = (float)(1.0 / sqrt((double)head_dim))};
     p->q_count = rows * heads * head_dim;
     p->kv_count = rows * kv_heads * head_dim;
     p->lse_count = rows * heads;
@@ -65,14 +72,25 @@ static void problem_close(struct problem *p) {
                      p->sum_out,  p->sum_dq,  p->sum_dk,  p->sum_dv};
     for (int i = 0; i < 9; i++) free(all[i]);
     cuda_dev.ops->free(cuda_dev.device, p->scratch, p->scratch_bytes + 4096);
+    if (p->starts) cuda_dev.ops->free(cuda_dev.device, (void *)p->device_shape.starts, 0);
+    free(p->starts);
+}
+
+/* Documents of these lengths, as ref_starts() has them. */
+static void cut_documents(struct problem *p, const uint32_t *lengths, uint32_t count) {
+    const uint64_t bytes = (uint64_t)p->shape.batch * p->shape.time * sizeof(*p->starts);
+    p->starts = malloc(bytes);
+    ref_starts(p->starts, p->shape.batch, p->shape.time, lengths, count);
+    p->shape.starts = p->starts;
+    p->device_shape.starts = (const uint32_t *)cuda_bytes_new(&cuda_dev, p->starts, bytes);
 }
 
 static void run(struct problem *p) {
-    assert_int_equal(cuda_dev.ops->attention(cuda_dev.stream, p->dtype, &p->shape, p->out.data,
-                                             p->lse.data, p->q.data, p->k.data, p->v.data,
-                                             p->scratch),
+    assert_int_equal(cuda_dev.ops->attention(cuda_dev.stream, p->dtype, &p->device_shape,
+                                             p->out.data, p->lse.data, p->q.data, p->k.data,
+                                             p->v.data, p->scratch),
                      0);
-    assert_int_equal(cuda_dev.ops->attention_backward(cuda_dev.stream, p->dtype, &p->shape,
+    assert_int_equal(cuda_dev.ops->attention_backward(cuda_dev.stream, p->dtype, &p->device_shape,
                                                       p->dq.data, p->dk.data, p->dv.data,
                                                       p->dout.data, p->out.data, p->lse.data,
                                                       p->q.data, p->k.data, p->v.data, p->scratch),
@@ -89,7 +107,7 @@ static void add_magnitudes(struct problem *p, uint64_t b, uint64_t h, uint64_t i
     const double log_sum = p->want_lse[(b * s->heads + h) * s->time + i];
     double delta = 0.0;
     for (uint64_t d = 0; d < dim; d++) delta += p->dout.exact[at + d] * p->out.exact[at + d];
-    for (uint64_t j = 0; j <= i; j++) {
+    for (uint64_t j = p->starts ? p->starts[b * s->time + i] : 0; j <= i; j++) {
         const uint64_t kv = ((b * s->time + j) * s->kv_heads + kv_head) * dim;
         const double score = (double)s->scale * ref_dot(p->q.exact + at, p->k.exact + kv, dim);
         const double weight = exp(score - log_sum);
@@ -130,11 +148,14 @@ static void check(const char *name, const struct problem *p, const struct cuda_t
     }
 }
 
-static void shape_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t time,
-                       uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
+/* lengths: of documents, as in ref_starts(); count 0: each row is one. */
+static void documents_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t time,
+                           uint32_t heads, uint32_t kv_heads, uint32_t head_dim,
+                           const uint32_t *lengths, uint32_t count) {
     struct problem p;
     double worst[2] = {0.0, 0.0};
     problem_open(&p, dtype, batch, time, heads, kv_heads, head_dim);
+    if (count) cut_documents(&p, lengths, count);
     run(&p);
     ref_attention(p.want_out, p.want_lse, p.q.exact, p.k.exact, p.v.exact, &p.shape);
     for (uint64_t i = 0; i < p.q_count; i++) p.out.exact[i] = ref_value(dtype, p.out.host, i);
@@ -147,7 +168,10 @@ static void shape_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t
     check("out", &p, &p.out, p.want_out, p.sum_out, there, rounds, &worst[0]);
     for (uint64_t i = 0; i < p.lse_count; i++) /* values up to four */
         assert_true(fabs(ref_value(SW_FP32, p.lse.host, i) - p.want_lse[i]) <= 4.0 * there);
-    if (time > 1) { /* of one key the score's gradient is zero up to a rounding of dout . v */
+    if (time > 1 &&
+        !(count == 1 &&
+          lengths[0] ==
+              1)) { /* of one key the score's gradient is zero up to a rounding of dout . v */
         check("dq", &p, &p.dq, p.want_dq, p.sum_dq, back, rounds, &worst[1]);
         check("dk", &p, &p.dk, p.want_dk, p.sum_dk, back, rounds, &worst[1]);
     }
@@ -156,6 +180,11 @@ static void shape_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t
                   "their bounds\n",
                   sw_dtype_name(dtype), head_dim, time, 100 * worst[0], 100 * worst[1]);
     problem_close(&p);
+}
+
+static void shape_case(enum sw_dtype dtype, int rounds, uint32_t batch, uint32_t time,
+                       uint32_t heads, uint32_t kv_heads, uint32_t head_dim) {
+    documents_case(dtype, rounds, batch, time, heads, kv_heads, head_dim, NULL, 0);
 }
 
 static void tensor_cores_match_double(void **state) {
@@ -179,6 +208,91 @@ static void the_fallback_matches_double(void **state) {
     shape_case(SW_FP32, 0, 1, 66, 2, 1, 64);
     shape_case(SW_BF16, 0, 3, 32, 4, 4, 1);
     shape_case(SW_FP32, 0, 1, 20, 1, 1, 257); /* tiles of eight */
+}
+
+#define LENGTHS(...)                                                                               \
+    (const uint32_t[]){__VA_ARGS__}, sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t)
+
+/* Borders on both sides of the tiles' edges, documents of one token, of a tile and of several, in
+ * rows that differ. */
+static void documents_match_double(void **state) {
+    (void)state;
+    ref_seed(26);
+    documents_case(SW_BF16, 1, 2, 150, 2, 1, 64, LENGTHS(63, 66, 1));
+    documents_case(SW_BF16, 1, 1, 70, 1, 1, 64, LENGTHS(1));
+    documents_case(SW_BF16, 1, 1, 140, 2, 2, 80, LENGTHS(64));
+    documents_case(SW_BF16, 1, 2, 135, 2, 1, 96, LENGTHS(65, 31, 2));
+    documents_case(SW_BF16, 1, 1, 200, 2, 1, 128, LENGTHS(20, 170));
+    documents_case(SW_BF16, 1, 2, 100, 2, 1, 256, LENGTHS(15, 17, 33, 0));
+    documents_case(SW_FP32, 0, 3, 100, 4, 2, 16, LENGTHS(31, 33, 0));
+    documents_case(SW_BF16, 0, 1, 97, 2, 1, 10, LENGTHS(32, 1));
+    documents_case(SW_FP32, 0, 1, 40, 1, 1, 257, LENGTHS(7, 10));
+}
+
+/* All results, one after the other. */
+static char *results_of(const struct problem *p, uint64_t *bytes) {
+    const struct cuda_tensor *all[] = {&p->out, &p->lse, &p->dq, &p->dk, &p->dv};
+    uint64_t at = 0;
+    *bytes = 0;
+    for (int i = 0; i < 5; i++) *bytes += all[i]->count * sw_dtype_bytes(all[i]->dtype);
+    char *copy = malloc(*bytes);
+    for (int i = 0; i < 5; i++) {
+        const uint64_t n = all[i]->count * sw_dtype_bytes(all[i]->dtype);
+        memcpy(copy + at, all[i]->host, n);
+        at += n;
+    }
+    return copy;
+}
+
+static void a_row_of_one_document_has_the_same_bits(void **state) {
+    (void)state;
+    ref_seed(27);
+    for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++) {
+        struct problem p;
+        uint64_t bytes;
+        problem_open(&p, (enum sw_dtype)dtype, 2, 100, 2, 1, 64);
+        run(&p);
+        char *want = results_of(&p, &bytes);
+        cut_documents(&p, LENGTHS(100));
+        run(&p);
+        char *got = results_of(&p, &bytes);
+        assert_memory_equal(got, want, bytes);
+        free(want), free(got);
+        problem_close(&p);
+    }
+}
+
+/* Another document may hold anything: not a bit of the two around it changes. */
+static void documents_do_not_see_each_other(void **state) {
+    (void)state;
+    enum { TIME = 180, FROM = 50, TO = 135, HEADS = 2, DIM = 64 };
+    ref_seed(28);
+    for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++) {
+        struct problem p;
+        problem_open(&p, (enum sw_dtype)dtype, 1, TIME, HEADS, 1, DIM);
+        cut_documents(&p, LENGTHS(FROM, TO - FROM, TIME - TO));
+        struct cuda_tensor *in[] = {&p.q, &p.k, &p.v, &p.dout};
+        const struct cuda_tensor *out[] = {&p.out, &p.dq, &p.dk, &p.dv};
+        char *before[4];
+        run(&p);
+        for (int n = 0; n < 4; n++) {
+            const uint64_t row = in[n]->count / TIME * sw_dtype_bytes(p.dtype);
+            const uint64_t whole = out[n]->count * sw_dtype_bytes(p.dtype);
+            before[n] = malloc(whole);
+            memcpy(before[n], out[n]->host, whole);
+            memset((char *)in[n]->host + FROM * row, n % 2 ? 0x3F : 0xBF, (TO - FROM) * row);
+            cuda_tensor_put(in[n]);
+        }
+        run(&p);
+        for (int n = 0; n < 4; n++) {
+            const uint64_t row = out[n]->count / TIME * sw_dtype_bytes(p.dtype);
+            const char *now = out[n]->host;
+            assert_memory_equal(now, before[n], FROM * row);
+            assert_memory_equal(now + TO * row, before[n] + TO * row, (TIME - TO) * row);
+            free(before[n]);
+        }
+        problem_close(&p);
+    }
 }
 
 /* What lies in the future must not change a bit; and equal inputs give equal bits. */
@@ -250,6 +364,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_cores_match_double),
         cmocka_unit_test(the_fallback_matches_double),
+        cmocka_unit_test(documents_match_double),
+        cmocka_unit_test(a_row_of_one_document_has_the_same_bits),
+        cmocka_unit_test(documents_do_not_see_each_other),
         cmocka_unit_test(later_positions_do_not_matter),
         cmocka_unit_test(large_scores_stay_finite),
         cmocka_unit_test(unaligned_tensors_are_served),

@@ -220,7 +220,9 @@ enum { N = 300, WIDTH = 328, VOCAB = 211, HEADS = 6, KV = 2, DIM = 16, OUTPUTS =
 
 static void run_everything(struct ref_device *d, enum sw_dtype dtype, struct ref_tensor *out) {
     const struct sw_device_ops *ops = d->ops;
-    const struct sw_attention shape = {2, N / 2, HEADS, KV, DIM, 0.25f};
+    uint32_t starts[N] = {0}; /* a row of one document, one of several */
+    ref_starts(starts + N / 2, 1, N / 2, (const uint32_t[]){5, 30}, 2);
+    const struct sw_attention shape = {2, N / 2, HEADS, KV, DIM, 0.25f, starts};
     struct ref_tensor x[6];
     ref_seed(31);
     for (int i = 0; i < 6; i++) x[i] = ref_tensor_new(d, dtype, N * WIDTH, 1.0);

@@ -81,7 +81,10 @@ static void check_attention(struct ref_device *d, enum sw_dtype dtype, struct sw
 
 static void attention_matches_double_across_a_tile(void **state) {
     (void)state;
+    enum { TIME = SW_HOST_ATTENTION_BLOCK + 3 };
     static const uint32_t dims[] = {16, 7, 40};
+    uint32_t starts[TIME];
+    ref_starts(starts, 1, TIME, (const uint32_t[]){20, 45}, 2);
     struct ref_device devices[REF_DEVICES_MAX];
     const int count = ref_devices_open(devices, 1);
     ref_seed(31);
@@ -89,9 +92,11 @@ static void attention_matches_double_across_a_tile(void **state) {
         print_message("attention: %s\n", d->isa);
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++)
             for (int dtype = SW_BF16; dtype <= SW_FP32; dtype++)
-                check_attention(d, (enum sw_dtype)dtype,
-                                (struct sw_attention){1, SW_HOST_ATTENTION_BLOCK + 3, 2, 1, dims[i],
-                                                      1 / sqrtf((float)dims[i])});
+                for (int borders = 0; borders < 2; borders++)
+                    check_attention(d, (enum sw_dtype)dtype,
+                                    (struct sw_attention){1, TIME, 2, 1, dims[i],
+                                                          1 / sqrtf((float)dims[i]),
+                                                          borders ? starts : NULL});
         ref_device_close(d);
     }
 }

@@ -1,12 +1,13 @@
 /* kernels/cuda/attention.cu - causal grouped-query attention on tensor cores, forward and backward
  * in the flash style, for BF16 and head dimensions of 64, 80, 96, 128 and 256.
  *
- * Forward: a block takes 64 queries of one head and walks the keys up to the diagonal with an
- * online softmax; each tile of keys and values comes while the other is worked on. Backward has two
- * kernels, both computing the scores again from lse. One takes 64 keys and walks all heads of their
- * group and all later queries, in order; the other takes 64 queries and walks the keys. So nothing
- * is summed by two blocks, and no atomics are needed: equal inputs, equal bits. Weights of the
- * softmax and gradients of scores are rounded to BF16 before they are multiplied. */
+ * Forward: a block takes 64 queries of one head and walks the keys, from where the first query's
+ * document begins up to the diagonal, with an online softmax; each tile of keys and values comes
+ * while the other is worked on. Backward has two kernels, both computing the scores again from lse.
+ * One takes 64 keys and walks all heads of their group and all later queries of their documents, in
+ * order; the other takes 64 queries and walks the keys. So nothing is summed by two blocks, and no
+ * atomics are needed: equal inputs, equal bits. Weights of the softmax and gradients of scores are
+ * rounded to BF16 before they are multiplied. */
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/tiles.h"
 
@@ -20,7 +21,7 @@ struct sizes {
     static constexpr int columns = D > 128 ? D / 2 : D; /* of dk and dv in a block */
     static constexpr size_t forward_bytes = (TILE_ROWS + 2 * keys) * PITCH<D> * sizeof(sw_bf16);
     static constexpr size_t by_keys_bytes =
-        (2 * TILE_ROWS + 2 * queries) * PITCH<D> * sizeof(sw_bf16) + 2 * queries * sizeof(float);
+        (2 * TILE_ROWS + 2 * queries) * PITCH<D> * sizeof(sw_bf16) + 3 * queries * sizeof(float);
     static constexpr size_t by_queries_bytes =
         (2 * TILE_ROWS + 2 * keys_back) * PITCH<D> * sizeof(sw_bf16);
     static_assert(forward_bytes <= 99 << 10 && by_keys_bytes <= 99 << 10 &&
@@ -48,7 +49,8 @@ __device__ __forceinline__ float row_total(float x) {
 }
 
 /* scores become exp2((score - maximum) log2_scale); what was summed under the old maximum shrinks
- * by alpha. Each lane has its own part of total. */
+ * by alpha. Each lane has its own part of total. A row that has seen nothing of its document yet
+ * has a maximum of -Inf, and sums of zero. */
 template <int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N / 8][4], float (&most)[2],
                                                float (&total)[2], float (&alpha)[2],
@@ -59,14 +61,15 @@ __device__ __forceinline__ void online_softmax(float (&s)[N / 8][4], float (&mos
 #pragma unroll
         for (int n = 0; n < N / 8; n++) next = fmaxf(next, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
         next = row_most(next);
-        alpha[r] = exp2f((most[r] - next) * log2_scale);
+        const float shift = next == -INFINITY ? 0.0f : next;
+        alpha[r] = exp2f((most[r] - shift) * log2_scale);
         most[r] = next;
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; e++) {
-                s[n][e] = exp2f((s[n][e] - next) * log2_scale);
+                s[n][e] = exp2f((s[n][e] - shift) * log2_scale);
                 sum += s[n][e];
             }
         total[r] = total[r] * alpha[r] + sum;
@@ -86,12 +89,17 @@ __global__ void __launch_bounds__(TILE_THREADS)
     const head_place at = place_of(batch, shape.time, shape.heads, head, D);
     const head_place kv = place_of(batch, shape.time, shape.kv_heads, kv_head, D);
     const int last = (min(q0 + TILE_ROWS, shape.time) - 1) / KEYS, row = q0 + warp_row();
+    const int first = start_of(shape, batch, q0) / KEYS;
+    int start[2];
     float o[D / 8][4] = {}, most[2] = {-INFINITY, -INFINITY}, total[2] = {}, alpha[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        start[r] = start_of(shape, batch, min(row + fragment_row(2 * r), shape.time - 1));
 
     load_tile<D, TILE_ROWS>(queries, q + at.first, at.stride, q0, shape.time);
-    load_tile<D, KEYS>(keys, k + kv.first, kv.stride, 0, shape.time);
+    load_tile<D, KEYS>(keys, k + kv.first, kv.stride, first * KEYS, shape.time);
     gpu_copy_async_commit();
-    for (int t = 0; t <= last; t++) {
+    for (int t = first; t <= last; t++) {
         load_tile<D, KEYS>(values, v + kv.first, kv.stride, t * KEYS, shape.time);
         gpu_copy_async_commit();
         gpu_copy_async_wait<1>(); /* the keys */
@@ -102,13 +110,14 @@ __global__ void __launch_bounds__(TILE_THREADS)
         __syncthreads();          /* and nobody reads these keys any more */
         if (t < last) load_tile<D, KEYS>(keys, k + kv.first, kv.stride, (t + 1) * KEYS, shape.time);
         gpu_copy_async_commit();
-        if ((t + 1) * KEYS - 1 > row) {
+        if ((t + 1) * KEYS - 1 > row || t * KEYS < start[1]) { /* the later of the two */
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    if (t * KEYS + fragment_column(n, e) > row + fragment_row(e))
-                        s[n][e] = -INFINITY;
+                for (int e = 0; e < 4; e++) {
+                    const int key = t * KEYS + fragment_column(n, e);
+                    if (key > row + fragment_row(e) || key < start[e >> 1]) s[n][e] = -INFINITY;
+                }
         }
         online_softmax<KEYS>(s, most, total, alpha, shape.scale * LOG2_E);
 #pragma unroll
@@ -155,6 +164,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
     sw_bf16 *values = keys + TILE_ROWS * PITCH<D>, *queries = values + TILE_ROWS * PITCH<D>;
     sw_bf16 *douts = queries + QUERIES * PITCH<D>;
     float *lse = reinterpret_cast<float *>(douts + QUERIES * PITCH<D>), *delta = lse + QUERIES;
+    int *starts = reinterpret_cast<int *>(delta + QUERIES);
     const int k0 = (int)blockIdx.x / PARTS * TILE_ROWS, part = (int)blockIdx.x % PARTS * COLUMNS;
     const int kv_head = (int)blockIdx.y, batch = (int)blockIdx.z;
     const int group = shape.heads / shape.kv_heads, key = k0 + warp_row();
@@ -167,7 +177,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
         const head_place at = place_of(batch, shape.time, shape.heads, head, D);
         const uint64_t rows =
             ((uint64_t)batch * (uint64_t)shape.heads + (uint64_t)head) * (uint64_t)shape.time;
-        for (int q0 = k0; q0 < shape.time; q0 += QUERIES) {
+        for (int q0 = k0; q0 < shape.time && start_of(shape, batch, q0) < k0 + TILE_ROWS;
+             q0 += QUERIES) {
             __syncthreads(); /* nobody reads the queries before any more */
             load_tile<D, QUERIES>(queries, x.q + at.first, at.stride, q0, shape.time);
             load_tile<D, QUERIES>(douts, x.dout + at.first, at.stride, q0, shape.time);
@@ -176,6 +187,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
                 const int i = q0 + (int)threadIdx.x;
                 lse[threadIdx.x] = i < shape.time ? x.lse[rows + (uint64_t)i] * LOG2_E : 0.0f;
                 delta[threadIdx.x] = i < shape.time ? x.delta[rows + (uint64_t)i] : 0.0f;
+                starts[threadIdx.x] = i < shape.time ? start_of(shape, batch, i) : 0;
             }
             gpu_copy_async_wait<0>();
             __syncthreads();
@@ -186,9 +198,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
             for (int n = 0; n < QUERIES / 8; n++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const int c = fragment_column(n, e), i = q0 + c;
+                    const int c = fragment_column(n, e), i = q0 + c, j = key + fragment_row(e);
                     score_gradient(p[n][e], ds[n][e], lse[c], delta[c], shape,
-                                   i < shape.time && key + fragment_row(e) <= i);
+                                   i < shape.time && j <= i && j >= starts[c]);
                 }
             multiply_scores<D, QUERIES, COLUMNS>(dv, p, douts + part);
             multiply_scores<D, QUERIES, COLUMNS>(dk, ds, queries + part);
@@ -216,6 +228,8 @@ __global__ void __launch_bounds__(TILE_THREADS)
     const uint64_t rows =
         ((uint64_t)batch * (uint64_t)shape.heads + (uint64_t)head) * (uint64_t)shape.time;
     const int last = (min(q0 + TILE_ROWS, shape.time) - 1) / KEYS, row = q0 + warp_row();
+    const int first = start_of(shape, batch, q0) / KEYS;
+    int start[2] = {};
     float dq[D / 8][4] = {}, lse[2] = {}, delta[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -223,10 +237,11 @@ __global__ void __launch_bounds__(TILE_THREADS)
         if (i >= shape.time) continue;
         lse[r] = x.lse[rows + (uint64_t)i] * LOG2_E;
         delta[r] = x.delta[rows + (uint64_t)i];
+        start[r] = start_of(shape, batch, i);
     }
     load_tile<D, TILE_ROWS>(queries, x.q + at.first, at.stride, q0, shape.time);
     load_tile<D, TILE_ROWS>(douts, x.dout + at.first, at.stride, q0, shape.time);
-    for (int t = 0; t <= last; t++) {
+    for (int t = first; t <= last; t++) {
         __syncthreads(); /* nobody reads the keys before any more */
         load_tile<D, KEYS>(keys, x.k + kv.first, kv.stride, t * KEYS, shape.time);
         load_tile<D, KEYS>(values, x.v + kv.first, kv.stride, t * KEYS, shape.time);
@@ -240,9 +255,9 @@ __global__ void __launch_bounds__(TILE_THREADS)
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int i = row + fragment_row(e);
+                const int i = row + fragment_row(e), j = t * KEYS + fragment_column(n, e);
                 score_gradient(p[n][e], ds[n][e], lse[e >> 1], delta[e >> 1], shape,
-                               i < shape.time && t * KEYS + fragment_column(n, e) <= i);
+                               i < shape.time && j <= i && j >= start[e >> 1]);
             }
         multiply_scores<D, KEYS, D>(dq, ds, keys);
     }
@@ -252,7 +267,7 @@ __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 attention_shape shape_of(const struct sw_attention *s) {
-    return {(int)s->time, (int)s->heads, (int)s->kv_heads, s->scale};
+    return {(int)s->time, (int)s->heads, (int)s->kv_heads, s->scale, s->starts};
 }
 unsigned tiles_of(const struct sw_attention *s) {
     return (s->time + TILE_ROWS - 1) / TILE_ROWS;

@@ -11,6 +11,7 @@ constexpr size_t SHARED_MAX = 96 << 10;
 struct layout {
     int time, heads, kv_heads, dim, edge;
     float scale;
+    const uint32_t *starts; /* as in kernels/device.h */
 };
 
 /* Six tiles of rows, two of scores, three vectors: what the largest kernel uses. */
@@ -32,6 +33,11 @@ __device__ __forceinline__ uint64_t head_first(const layout &l, int heads, int h
 }
 __device__ __forceinline__ uint64_t lse_first(const layout &l, int head) {
     return ((uint64_t)blockIdx.z * (uint64_t)l.heads + (uint64_t)head) * (uint64_t)l.time;
+}
+
+/* Where the document of position i of the block's row begins. */
+__device__ __forceinline__ int start_of(const layout &l, int i) {
+    return l.starts ? (int)l.starts[(uint64_t)blockIdx.z * (uint64_t)l.time + (uint64_t)i] : 0;
 }
 
 /* Rows [first, first + edge) of a head, zeros beyond the last. */
@@ -79,23 +85,24 @@ __global__ void __launch_bounds__(THREADS)
         most[threadIdx.x] = -INFINITY;
         total[threadIdx.x] = 0.0f;
     }
-    for (int k0 = 0; k0 <= q0; k0 += l.edge) {
+    for (int k0 = start_of(l, q0) / l.edge * l.edge; k0 <= q0; k0 += l.edge) {
         __syncthreads();
         load_rows<T>(l, keys, k, l.kv_heads, kv_head, k0);
         load_rows<T>(l, values, v, l.kv_heads, kv_head, k0);
         __syncthreads();
         for (int n = (int)threadIdx.x; n < l.edge * l.edge; n += THREADS) {
             const int i = n / l.edge, j = n % l.edge;
-            p[n] = k0 + j > q0 + i ? -INFINITY
-                                   : dot(queries + i * l.dim, keys + j * l.dim, l.dim) * l.scale;
+            const bool sees = k0 + j <= q0 + i && k0 + j >= start_of(l, min(q0 + i, l.time - 1));
+            p[n] = sees ? dot(queries + i * l.dim, keys + j * l.dim, l.dim) * l.scale : -INFINITY;
         }
         __syncthreads();
         if ((int)threadIdx.x < l.edge) {
             const int i = (int)threadIdx.x;
             float *row = p + i * l.edge, next = most[i], sum = 0.0f;
             for (int j = 0; j < l.edge; j++) next = fmaxf(next, row[j]);
-            for (int j = 0; j < l.edge; j++) sum += row[j] = expf(row[j] - next);
-            alpha[i] = expf(most[i] - next);
+            const float shift = next == -INFINITY ? 0.0f : next; /* nothing of its document yet */
+            for (int j = 0; j < l.edge; j++) sum += row[j] = expf(row[j] - shift);
+            alpha[i] = expf(most[i] - shift);
             total[i] = total[i] * alpha[i] + sum;
             most[i] = next;
         }
@@ -128,7 +135,7 @@ __device__ __forceinline__ void scores(const layout &l, float *p, float *ds, con
     for (int n = (int)threadIdx.x; n < l.edge * l.edge; n += THREADS) {
         const int i = n / l.edge, j = n % l.edge;
         p[n] = ds[n] = 0.0f;
-        if (q0 + i >= l.time || k0 + j > q0 + i) continue;
+        if (q0 + i >= l.time || k0 + j > q0 + i || k0 + j < start_of(l, q0 + i)) continue;
         const float score = dot(queries + i * l.dim, keys + j * l.dim, l.dim) * l.scale;
         const float dp = dot(douts + i * l.dim, values + j * l.dim, l.dim);
         p[n] = expf(score - lse[i]);
@@ -157,7 +164,7 @@ __global__ void __launch_bounds__(THREADS) any_by_keys(const any_gradients x, co
     load_rows<T>(l, values, x.v, l.kv_heads, kv_head, k0);
     for (int n = (int)threadIdx.x; n < tile; n += THREADS) dk[n] = dv[n] = 0.0f;
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (int q0 = k0; q0 < l.time; q0 += l.edge) {
+        for (int q0 = k0; q0 < l.time && start_of(l, q0) < k0 + l.edge; q0 += l.edge) {
             __syncthreads();
             load_rows<T>(l, queries, x.q, l.heads, head, q0);
             load_rows<T>(l, douts, x.dout, l.heads, head, q0);
@@ -192,7 +199,7 @@ __global__ void __launch_bounds__(THREADS) any_by_queries(const any_gradients x,
     load_rows<T>(l, douts, x.dout, l.heads, head, q0);
     load_statistics(l, lse, delta, x, head, q0);
     for (int n = (int)threadIdx.x; n < tile; n += THREADS) dq[n] = 0.0f;
-    for (int k0 = 0; k0 <= q0; k0 += l.edge) {
+    for (int k0 = start_of(l, q0) / l.edge * l.edge; k0 <= q0; k0 += l.edge) {
         __syncthreads();
         load_rows<T>(l, keys, x.k, l.kv_heads, kv_head, k0);
         load_rows<T>(l, values, x.v, l.kv_heads, kv_head, k0);
@@ -228,7 +235,7 @@ __global__ void __launch_bounds__(THREADS)
 layout layout_of(const struct sw_attention *s) {
     return {
         (int)s->time, (int)s->heads, (int)s->kv_heads, (int)s->head_dim, edge_of((int)s->head_dim),
-        s->scale};
+        s->scale,     s->starts};
 }
 unsigned tiles_of(const layout &l) {
     return (unsigned)((l.time + l.edge - 1) / l.edge);

@@ -17,7 +17,14 @@ constexpr int PITCH = D + 8;
 struct attention_shape {
     int time, heads, kv_heads;
     float scale;
+    const uint32_t *starts; /* as in kernels/device.h */
 };
+
+/* Where the document of position i of a row begins. */
+__device__ __forceinline__ int start_of(const attention_shape &shape, int batch, int i) {
+    return shape.starts ? (int)shape.starts[(uint64_t)batch * (uint64_t)shape.time + (uint64_t)i]
+                        : 0;
+}
 
 __device__ __forceinline__ int lane_index() {
     return (int)(threadIdx.x & 31);

@@ -1,11 +1,12 @@
 /* kernels/host/attention_isa.c - causal grouped-query attention over tiles of 64 queries by 64
- * keys.
+ * keys, inside documents.
  *
  * Scores are held transposed, [key][query]: then the online softmax works lane by lane over
  * queries, and keys and values need no transposition. Queries are packed once per tile as
  * [head_dim][query]. Work splits into units that share no output, so whichever thread takes a unit,
  * the bits are equal: forward, four (query tile, head) pairs of one key-value head; backward, one
- * key-value head, so that dk and dv are summed over heads and query tiles in one order. */
+ * key-value head, so that dk and dv are summed over heads and query tiles in one order. A query
+ * tile begins with the key tile in which the document of its first query begins. */
 #include "kernels/host/isa_loops.h"
 #include <assert.h>
 #include <math.h>
@@ -21,6 +22,7 @@ static_assert(TILE % COLUMNS == 0 && TILE % ROWS == 0, "a tile is whole register
 struct geometry {
     uint64_t batch, time, tiles, heads, kv_heads, group, dim, wide;
     uint64_t q_stride, kv_stride; /* elements from one position to the next */
+    const uint32_t *starts;       /* [batch][time], or NULL */
     float scale;
 };
 
@@ -34,6 +36,7 @@ static struct geometry geometry_of(const struct sw_attention *shape) {
         .group = shape->heads / shape->kv_heads,
         .dim = shape->head_dim,
         .wide = sw_round_up(shape->head_dim, COLUMNS),
+        .starts = shape->starts,
         .scale = shape->scale,
     };
     g.q_stride = g.heads * g.dim;
@@ -114,14 +117,38 @@ static void mask_diagonal(float *scores, uint64_t keys, float value) {
         for (uint64_t i = 0; i < j; i++) scores[j * TILE + i] = value;
 }
 
+/* Where the documents of a tile's queries begin; NULL: nowhere but in front. */
+static const uint32_t *starts_of(const struct geometry *g, uint64_t batch, uint64_t tile) {
+    return g->starts ? g->starts + batch * g->time + tile * TILE : NULL;
+}
+
+/* The key tile in which the document of a query tile's first query begins. */
+static uint64_t first_key_tile(const struct geometry *g, uint64_t batch, uint64_t tile) {
+    return g->starts ? starts_of(g, batch, tile)[0] / TILE : 0;
+}
+
+/* Keys before the query's document do not count: key j of the tile that begins at first_key. */
+static void mask_documents(float *scores, uint64_t keys, const uint32_t *starts, uint64_t rows,
+                           uint64_t first_key, float value) {
+    if (!starts || starts[rows - 1] <= first_key) return; /* they ascend */
+    for (uint64_t j = 0; j < keys; j++) {
+        const uint32_t key = (uint32_t)(first_key + j);
+        float *row = scores + j * TILE;
+#pragma omp simd
+        for (uint64_t i = 0; i < rows; i++) row[i] = key < starts[i] ? value : row[i];
+    }
+}
+
 /* What one query tile of one head carries from key tile to key tile. */
 struct state {
-    float *q, *sums;     /* [dim][TILE] scaled queries; [TILE][wide] unnormalised output */
-    float *most, *total; /* [TILE] running maximum and sum of exponentials */
-    uint64_t tile, q_first, lse_first, rows;
+    const uint32_t *starts; /* of its queries' documents, or NULL */
+    float *q, *sums;        /* [dim][TILE] scaled queries; [TILE][wide] unnormalised output */
+    float *most, *total;    /* [TILE] running maximum and sum of exponentials */
+    uint64_t first_tile, tile, q_first, lse_first, rows; /* key tiles first_tile .. tile */
 };
 
-/* scores becomes exp(scores - maximum); shrink what was summed under the old maximum by alpha. */
+/* scores becomes exp(scores - maximum); shrink what was summed under the old maximum by alpha. A
+ * query that has seen nothing of its document yet has a maximum of -Inf, and sums of zero. */
 static void online_softmax(float *scores, uint64_t keys, float *restrict most,
                            float *restrict total, float *restrict alpha) {
     float next[TILE];
@@ -133,9 +160,11 @@ static void online_softmax(float *scores, uint64_t keys, float *restrict most,
     }
 #pragma omp simd
     for (int i = 0; i < TILE; i++) {
-        alpha[i] = sw_exp(most[i] - next[i]);
+        const float shift = next[i] == -INFINITY ? 0.0f : next[i];
+        alpha[i] = sw_exp(most[i] - shift);
         total[i] *= alpha[i];
         most[i] = next[i];
+        next[i] = shift;
     }
     for (uint64_t j = 0; j < keys; j++) {
         float *row = scores + j * TILE;
@@ -153,6 +182,7 @@ static void attend(const struct geometry *g, struct state *s, const float *k, co
     const uint64_t keys = tile_length(g, key_tile);
     multiply(keys, TILE, g->dim, k, g->wide, 1, s->q, TILE, scores, TILE, 0);
     if (key_tile == s->tile) mask_diagonal(scores, keys, -INFINITY);
+    mask_documents(scores, keys, s->starts, s->rows, key_tile * TILE, -INFINITY);
     online_softmax(scores, keys, s->most, s->total, alpha);
     for (uint64_t i = 0; i < s->rows; i++) {
         float *row = s->sums + i * g->wide;
@@ -183,6 +213,8 @@ static void start_states(enum sw_dtype dtype, const struct geometry *g, struct s
         const uint64_t head = kv_head * g->group + (first + n) % g->group;
         s->tile = (first + n) / g->group;
         s->rows = tile_length(g, s->tile);
+        s->starts = starts_of(g, batch, s->tile);
+        s->first_tile = first_key_tile(g, batch, s->tile);
         s->q_first = (batch * g->time + s->tile * TILE) * g->q_stride + head * g->dim;
         s->lse_first = (batch * g->heads + head) * g->time + s->tile * TILE;
         s->q = space;
@@ -210,12 +242,14 @@ static void forward_unit(enum sw_dtype dtype, const struct geometry *g, uint64_t
     float *keys = scratch, *values = keys + TILE * g->wide, *scores = values + TILE * g->wide;
     struct state states[STATES];
     start_states(dtype, g, states, count, first, batch, kv_head, q, scores + TILE * TILE, keys);
-    for (uint64_t t = 0; t <= states[count - 1].tile; t++) {
+    for (uint64_t t = first_key_tile(g, batch, first / g->group); t <= states[count - 1].tile;
+         t++) {
         const uint64_t at = (batch * g->time + t * TILE) * g->kv_stride + kv_head * g->dim;
         SW_BY_DTYPE(dtype, pack_rows, g, keys, k, at, g->kv_stride, tile_length(g, t));
         SW_BY_DTYPE(dtype, pack_rows, g, values, v, at, g->kv_stride, tile_length(g, t));
         for (uint64_t n = 0; n < count; n++)
-            if (t <= states[n].tile) attend(g, &states[n], keys, values, t, scores);
+            if (t >= states[n].first_tile && t <= states[n].tile)
+                attend(g, &states[n], keys, values, t, scores);
     }
     for (uint64_t n = 0; n < count; n++) {
         const struct state *s = &states[n];
@@ -245,6 +279,8 @@ struct workspace {
     float *q, *qt, *dout, *doutt, *dq, *out; /* [TILE][wide] or, transposed, [dim][TILE] */
     float *p, *ds;                           /* [key][query] */
     float lse[TILE], delta[TILE];
+    const uint32_t *starts; /* of the tile's `rows` queries' documents, or NULL */
+    uint64_t rows;
 };
 
 static uint64_t backward_floats(const struct geometry *g) {
@@ -280,14 +316,17 @@ static void score_gradient(const struct geometry *g, struct workspace *w) {
 }
 
 /* One query tile of one head against key tile t: adds to dq, dk and dv. Padded queries have zero q
- * and dout, padded keys lie above the diagonal: both add nothing. */
+ * and dout, padded keys lie above the diagonal: both add nothing. Nor do keys of other documents.
+ */
 static void backward_pair(const struct geometry *g, struct workspace *w, uint64_t t, int diagonal) {
     const uint64_t at = t * TILE * g->wide, wide = g->wide;
     multiply(TILE, TILE, g->dim, w->k + at, wide, 1, w->qt, TILE, w->p, TILE, 0);
     multiply(TILE, TILE, g->dim, w->v + at, wide, 1, w->doutt, TILE, w->ds, TILE, 0);
     if (diagonal) mask_diagonal(w->p, TILE, -INFINITY);
+    mask_documents(w->p, TILE, w->starts, w->rows, t * TILE, -INFINITY);
     score_gradient(g, w);
     if (diagonal) mask_diagonal(w->ds, TILE, 0.0f); /* whatever a padded key held */
+    mask_documents(w->ds, TILE, w->starts, w->rows, t * TILE, 0.0f);
     multiply(TILE, wide, TILE, w->p, TILE, 1, w->dout, wide, w->dv + at, wide, 1);
     multiply(TILE, wide, TILE, w->ds, TILE, 1, w->q, wide, w->dk + at, wide, 1);
     multiply(TILE, wide, TILE, w->ds, 1, TILE, w->k + at, wide, w->dq, wide, 1);
@@ -318,7 +357,10 @@ static void backward_tile(enum sw_dtype dtype, const struct geometry *g, struct 
         w->delta[i] = dot;
         w->lse[i] = i < rows ? lse[i] : 0.0f;
     }
-    for (uint64_t t = 0; t <= tile; t++) backward_pair(g, w, t, t == tile);
+    w->rows = rows;
+    w->starts = starts_of(g, batch, tile);
+    for (uint64_t t = first_key_tile(g, batch, tile); t <= tile; t++)
+        backward_pair(g, w, t, t == tile);
     for (uint64_t i = 0; i < rows; i++)
         SW_BY_DTYPE(dtype, unpack_row, x->dq, first + i * g->q_stride, w->dq + i * g->wide, 1.0f,
                     g->dim);

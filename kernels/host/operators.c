@@ -61,10 +61,19 @@ static void check_shape(const struct sw_attention *shape) {
     assert(shape->head_dim > 0);
 }
 
+/* Starts lie in this device's memory, so they can be looked at. */
+static void check_starts(const struct sw_attention *shape) {
+    for (uint64_t at = 0; shape->starts && at < (uint64_t)shape->batch * shape->time; at++) {
+        const uint32_t i = (uint32_t)(at % shape->time), start = shape->starts[at];
+        assert(start <= i && (i == 0 || start >= shape->starts[at - 1]));
+    }
+}
+
 static int op_attention(struct sw_stream *s, enum sw_dtype dtype, const struct sw_attention *shape,
                         void *out, float *lse, const void *q, const void *k, const void *v,
                         void *scratch) {
     check_shape(shape);
+    check_starts(shape);
     s->device->isa->attention->forward(s->device->threads, dtype, shape, out, lse, q, k, v,
                                        scratch);
     return 0;
