@@ -1,4 +1,4 @@
-/* engine/data.c - maps token and mask files, checks them whole, and orders their rows.
+/* engine/data.c - maps files of tokens, masks and documents, checks them whole, and orders rows.
  *
  * The shuffle needs no table: position i of an epoch is mapped through a keyed permutation of
  * [0, rows). A balanced Feistel network permutes [0, 4^b), the smallest such range that holds all
@@ -135,8 +135,57 @@ static int open_mask(struct sw_data *data, const char *path) {
     return -EINVAL;
 }
 
-int sw_data_open(struct sw_data *data, const char *path, const char *mask_path, uint32_t vocab,
-                 uint32_t seq_len, enum sw_order order, uint64_t seed) {
+/* The offsets ascend, so the first one beyond the tokens is the first that is too large. */
+static int check_documents(const struct sw_data *data, const char *path) {
+    for (uint64_t i = 0; i < data->document_count; i++) {
+        const uint64_t offset = data->documents[i];
+        if (offset >= data->token_count) {
+            sw_error("documents: %s: entry %" PRIu64 " is %" PRIu64 ", %s has %" PRIu64
+                     " tokens (offsets are counted in tokens, and no document is empty)",
+                     path, i, offset, data->path, data->token_count);
+            return -EINVAL;
+        }
+        if (i > 0 && offset <= data->documents[i - 1]) {
+            sw_error("documents: %s: entry %" PRIu64 " is %" PRIu64 ", the one before it %" PRIu64
+                     ": offsets must be strictly ascending",
+                     path, i, offset, data->documents[i - 1]);
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+static int open_documents(struct sw_data *data, const char *path) {
+    uint64_t bytes = 0;
+    const void *map = NULL;
+    const int ret = map_file(path, "documents", &map, &bytes);
+    if (ret < 0) return ret;
+    data->documents = map;
+    data->documents_bytes = bytes;
+    data->document_count = bytes / sizeof(*data->documents);
+    if (bytes % sizeof(*data->documents) != 0) {
+        sw_error("documents: %s: odd length: %" PRIu64 " bytes are not a whole number of 8-byte "
+                 "offsets",
+                 path, bytes);
+        return -EINVAL;
+    }
+    return check_documents(data, path);
+}
+
+/* Mask and documents may leave nothing together. */
+static int check_counting(const struct sw_data *data, const char *mask_path,
+                          const char *documents_path) {
+    for (uint64_t row = 0; row < data->rows; row++)
+        if (sw_data_counting(data, row) > 0) return 0;
+    sw_error("documents: %s%s%s: every target of %s begins a document%s: no prediction would count",
+             documents_path, mask_path ? " with the mask " : "", mask_path ? mask_path : "",
+             data->path, mask_path ? " or is masked" : "");
+    return -EINVAL;
+}
+
+int sw_data_open(struct sw_data *data, const char *path, const char *mask_path,
+                 const char *documents_path, uint32_t vocab, uint32_t seq_len, enum sw_order order,
+                 uint64_t seed) {
     assert(data && path && vocab > 0 && seq_len > 0);
     memset(data, 0, sizeof(*data));
     data->path = path;
@@ -147,6 +196,8 @@ int sw_data_open(struct sw_data *data, const char *path, const char *mask_path, 
     data->seed = seed;
     int ret = open_tokens(data);
     if (ret == 0 && mask_path) ret = open_mask(data, mask_path);
+    if (ret == 0 && documents_path) ret = open_documents(data, documents_path);
+    if (ret == 0 && documents_path) ret = check_counting(data, mask_path, documents_path);
     if (ret < 0) sw_data_close(data);
     return ret;
 }
@@ -155,6 +206,7 @@ void sw_data_close(struct sw_data *data) {
     if (!data) return;
     if (data->tokens) unmap(data->tokens, data->map_bytes);
     if (data->mask) unmap(data->mask, data->token_count);
+    if (data->documents) unmap(data->documents, data->documents_bytes);
     memset(data, 0, sizeof(*data));
 }
 
@@ -190,8 +242,35 @@ uint64_t sw_data_row(const struct sw_data *data, uint64_t position) {
     return permute(index, data->rows, key);
 }
 
+/* How many documents begin before a token. */
+static uint64_t documents_before(const struct sw_data *data, uint64_t token) {
+    uint64_t low = 0, high = data->document_count;
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (data->documents[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* What began before the row or with its first input begins at 0 in it. */
+static void fill_documents(const struct sw_data *data, uint64_t first, uint8_t *mask,
+                           uint32_t *starts) {
+    uint64_t next = documents_before(data, first + 1);
+    uint32_t start = 0;
+    for (uint32_t i = 0; i < data->seq_len; i++) {
+        if (starts) starts[i] = start;
+        if (next == data->document_count || data->documents[next] != first + i + 1) continue;
+        mask[i] = 0; /* nothing in its own document predicts the target */
+        start = i + 1;
+        next++;
+    }
+}
+
 void sw_data_fill(const struct sw_data *data, uint64_t row, int32_t *inputs, int32_t *targets,
-                  uint8_t *mask) {
+                  uint8_t *mask, uint32_t *starts) {
     assert(row < data->rows);
     const uint64_t first = row * data->seq_len;
     for (uint32_t i = 0; i < data->seq_len; i++) {
@@ -202,13 +281,23 @@ void sw_data_fill(const struct sw_data *data, uint64_t row, int32_t *inputs, int
         memcpy(mask, data->mask + first + 1, data->seq_len);
     else
         memset(mask, 1, data->seq_len);
+    if (data->documents)
+        fill_documents(data, first, mask, starts);
+    else if (starts)
+        memset(starts, 0, data->seq_len * sizeof(*starts));
 }
 
 uint64_t sw_data_counting(const struct sw_data *data, uint64_t row) {
     assert(row < data->rows);
-    if (!data->mask) return data->seq_len;
-    uint64_t count = 0;
-    for (uint32_t i = 0; i < data->seq_len; i++) count += data->mask[row * data->seq_len + 1 + i];
+    const uint64_t first = row * data->seq_len + 1, end = first + data->seq_len; /* targets */
+    uint64_t count = data->seq_len;
+    if (data->mask) {
+        count = 0;
+        for (uint64_t i = first; i < end; i++) count += data->mask[i];
+    }
+    for (uint64_t d = documents_before(data, first);
+         d < data->document_count && data->documents[d] < end; d++)
+        count -= data->mask ? data->mask[data->documents[d]] : 1;
     return count;
 }
 
@@ -232,6 +321,10 @@ uint64_t sw_data_fingerprint(const struct sw_data *data) {
     XXH64_update(state, &data->token_bytes, sizeof(data->token_bytes));
     hash_samples(state, data->tokens, data->map_bytes);
     if (data->mask) hash_samples(state, data->mask, data->token_count);
+    if (data->documents) {
+        XXH64_update(state, "documents", sizeof("documents")); /* no mask has this hash */
+        hash_samples(state, (const uint8_t *)data->documents, data->documents_bytes);
+    }
     const uint64_t hash = XXH64_digest(state);
     XXH64_freeState(state);
     return hash;

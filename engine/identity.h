@@ -27,7 +27,7 @@ struct sw_identity {
     uint64_t params;
     uint32_t units;
     char freeze[SW_FREEZE_BYTES]; /* patterns as sw_model_freeze() takes them; "": none */
-    uint64_t data;                /* tokens and mask */
+    uint64_t data;                /* tokens, mask and documents */
     enum sw_order order;
     uint64_t seed;
     uint64_t chunk_bytes;

@@ -301,9 +301,16 @@ static float *gradient_at(const struct sw_unit *unit, float *acc, int tensor) {
     return unit->tensors[tensor].frozen ? NULL : acc + unit->tensors[tensor].first;
 }
 
+static struct sw_attention attention_of(const struct sw_llama *l, const uint32_t *starts) {
+    struct sw_attention shape = l->attention;
+    shape.starts = starts;
+    return shape;
+}
+
 /* Everything of a layer up to `act`; mid is the sum after attention. */
 static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
-                        const void *weights, const void *x) {
+                        const void *weights, const uint32_t *starts, const void *x) {
+    const struct sw_attention attention = attention_of(l, starts);
     const struct sw_model_config *c = &l->model->config;
     const struct sw_device_ops *ops = l->ops;
     const uint64_t n = l->tokens, hidden = c->hidden, inner = c->intermediate;
@@ -315,7 +322,7 @@ static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const str
     TRY(project(l, s, l->k, l->norm1, W(SW_LAYER_K), n, keys, hidden, 0));
     TRY(project(l, s, l->v, l->norm1, W(SW_LAYER_V), n, keys, hidden, 0));
     TRY(rotate(l, s, l->q, l->k, 0));
-    TRY(ops->attention(s, l->dtype, &l->attention, l->att, l->lse, l->q, l->k, l->v, l->scratch));
+    TRY(ops->attention(s, l->dtype, &attention, l->att, l->lse, l->q, l->k, l->v, l->scratch));
     TRY(ops->copy_d2d(s, l->mid, x, n * hidden * sw_dtype_bytes(l->dtype)));
     TRY(project(l, s, l->mid, l->att, W(SW_LAYER_O), n, hidden, queries, 1));
     TRY(ops->rmsnorm(s, l->dtype, l->norm2, l->rstd2, l->mid, W(SW_LAYER_NORM2), n, hidden,
@@ -327,9 +334,9 @@ static int layer_inside(const struct sw_llama *l, struct sw_stream *s, const str
 }
 
 int sw_llama_layer(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
-                   const void *weights, const void *x, void *out) {
+                   const void *weights, const uint32_t *starts, const void *x, void *out) {
     const struct sw_model_config *c = &l->model->config;
-    TRY(layer_inside(l, s, unit, weights, x));
+    TRY(layer_inside(l, s, unit, weights, starts, x));
     TRY(l->ops->copy_d2d(s, out, l->mid, l->tokens * c->hidden * sw_dtype_bytes(l->dtype)));
     return project(l, s, out, l->act, tensor_at(l, unit, weights, SW_LAYER_DOWN), l->tokens,
                    c->hidden, c->intermediate, 1);
@@ -355,15 +362,17 @@ static int mlp_backward(const struct sw_llama *l, struct sw_stream *s, const str
 
 /* dx: gradient of mid, becomes that of the layer's input x. */
 static int attention_backward(const struct sw_llama *l, struct sw_stream *s,
-                              const struct sw_unit *unit, const void *weights, float *acc, int add,
-                              const void *x, void *dx) {
+                              const struct sw_unit *unit, const void *weights,
+                              const uint32_t *starts, float *acc, int add, const void *x,
+                              void *dx) {
     const struct sw_model_config *c = &l->model->config;
+    const struct sw_attention attention = attention_of(l, starts);
     const uint64_t n = l->tokens, hidden = c->hidden;
     const uint64_t queries = (uint64_t)c->heads * c->head_dim;
     const uint64_t keys = (uint64_t)c->kv_heads * c->head_dim;
     TRY(weight_gradient(l, s, DW(SW_LAYER_O), dx, l->att, n, hidden, queries, add));
     TRY(project_back(l, s, l->d_att, dx, W(SW_LAYER_O), n, hidden, queries, 0));
-    TRY(l->ops->attention_backward(s, l->dtype, &l->attention, l->d_q, l->d_k, l->d_v, l->d_att,
+    TRY(l->ops->attention_backward(s, l->dtype, &attention, l->d_q, l->d_k, l->d_v, l->d_att,
                                    l->att, l->lse, l->q, l->k, l->v, l->scratch));
     TRY(rotate(l, s, l->d_q, l->d_k, 1));
     TRY(weight_gradient(l, s, DW(SW_LAYER_Q), l->d_q, l->norm1, n, queries, hidden, add));
@@ -379,11 +388,11 @@ static int attention_backward(const struct sw_llama *l, struct sw_stream *s,
 }
 
 int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
-                            const struct sw_unit *unit, const void *weights, float *acc,
-                            int accumulate, const void *x, void *dx) {
-    TRY(layer_inside(l, s, unit, weights, x));
+                            const struct sw_unit *unit, const void *weights, const uint32_t *starts,
+                            float *acc, int accumulate, const void *x, void *dx) {
+    TRY(layer_inside(l, s, unit, weights, starts, x));
     TRY(mlp_backward(l, s, unit, weights, acc, accumulate, dx));
-    return attention_backward(l, s, unit, weights, acc, accumulate, x, dx);
+    return attention_backward(l, s, unit, weights, starts, acc, accumulate, x, dx);
 }
 
 /* ---- the head ---- */

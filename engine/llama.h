@@ -15,10 +15,10 @@ struct sw_llama {
     const struct sw_device_ops *ops;
     const struct sw_model *model;
     enum sw_dtype dtype;
-    uint64_t batch, time, tokens; /* tokens = batch * time */
-    uint64_t head_slice;          /* tokens whose logits exist at once */
-    int head_whole;               /* sw_llama_head_whole() may be called */
-    struct sw_attention attention;
+    uint64_t batch, time, tokens;  /* tokens = batch * time */
+    uint64_t head_slice;           /* tokens whose logits exist at once */
+    int head_whole;                /* sw_llama_head_whole() may be called */
+    struct sw_attention attention; /* without the starts of documents, which are a batch's */
     /* Workspace, device memory. */
     void *norm1, *q, *k, *v, *att, *mid, *norm2, *gate, *up, *act; /* recomputed in backward */
     void *d_norm, *d_att, *d_q, *d_k, *d_v;
@@ -80,14 +80,15 @@ double sw_llama_flops(const struct sw_llama *l, uint32_t unit, enum sw_llama_pas
  * parts of the embedding, in any order, out is whole. tokens: int32 [tokens]. */
 int sw_llama_embed(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
                    const void *weights, const int32_t *tokens, void *out);
+/* starts: of the documents, as in struct sw_attention; NULL: each row is one. */
 int sw_llama_layer(const struct sw_llama *l, struct sw_stream *s, const struct sw_unit *unit,
-                   const void *weights, const void *x, void *out);
+                   const void *weights, const uint32_t *starts, const void *x, void *out);
 
 /* dx holds the gradient of the layer's output and receives that of its input x. acc: the unit's
  * gradient, overwritten unless accumulate; NULL where all of it is frozen. */
 int sw_llama_layer_backward(const struct sw_llama *l, struct sw_stream *s,
-                            const struct sw_unit *unit, const void *weights, float *acc,
-                            int accumulate, const void *x, void *dx);
+                            const struct sw_unit *unit, const void *weights, const uint32_t *starts,
+                            float *acc, int accumulate, const void *x, void *dx);
 
 /* acc += gradient of the unit's part of the embedding, from the gradient of its output; zeroed
  * before unless accumulate. */

@@ -28,11 +28,11 @@ struct sw_sim_rates {
 };
 
 struct sw_train_options {
-    const char *model, *data, *mask, *val, *out; /* mask, val: NULL when not given */
-    const char *freeze;                          /* patterns of sw_model_freeze(), or NULL */
-    const char *import_dir;                      /* an exported optimizer to begin with, or NULL */
-    uint64_t steps;                              /* 0: one epoch */
-    uint32_t seq_len;                            /* 0: min(512, the model's limit) */
+    const char *model, *data, *mask, *documents, *val, *out; /* NULL when not given */
+    const char *freeze;     /* patterns of sw_model_freeze(), or NULL */
+    const char *import_dir; /* an exported optimizer to begin with, or NULL */
+    uint64_t steps;         /* 0: one epoch */
+    uint32_t seq_len;       /* 0: min(512, the model's limit) */
     uint32_t micro_batch, accumulate;
     enum sw_order order;
     uint64_t seed;

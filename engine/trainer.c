@@ -37,11 +37,12 @@ static int open_data(struct sw_trainer *t) {
         return -EINVAL;
     }
     const uint32_t vocab = t->model.config.vocab;
-    int ret = sw_data_open(&t->data, o->data, o->mask, vocab, o->seq_len, o->order, o->seed);
+    int ret = sw_data_open(&t->data, o->data, o->mask, o->documents, vocab, o->seq_len, o->order,
+                           o->seed);
     if (ret < 0) return ret;
     t->data_open = 1;
     if (!o->val) return 0;
-    ret = sw_data_open(&t->val, o->val, NULL, vocab, o->seq_len, SW_ORDER_SEQUENTIAL, 0);
+    ret = sw_data_open(&t->val, o->val, NULL, NULL, vocab, o->seq_len, SW_ORDER_SEQUENTIAL, 0);
     t->val_open = ret == 0;
     return ret;
 }
@@ -270,7 +271,7 @@ static int build_turns(struct sw_trainer *t) {
  * to be with it. */
 static int check_outputs(const struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    const char *const inputs[] = {o->data, o->mask, o->val};
+    const char *const inputs[] = {o->data, o->mask, o->documents, o->val};
     int ret = sw_output_check(o->out, o->model,
                               o->resume    ? "--resume"
                               : o->restart ? "--restart"
@@ -279,7 +280,7 @@ static int check_outputs(const struct sw_trainer *t) {
     const char *const files[][2] = {{"--log", o->log}, {"--trace", o->trace}};
     const size_t out_length = strlen(o->out);
     for (int i = 0; i < 2 && ret == 0; i++) {
-        ret = sw_output_is_input(files[i][0], files[i][1], inputs, 3, o->model);
+        ret = sw_output_is_input(files[i][0], files[i][1], inputs, 4, o->model);
         const int in_out = files[i][1] && !strncmp(files[i][1], o->out, out_length) &&
                            files[i][1][out_length] == '/';
         if (ret == 0 && !in_out) ret = sw_output_check_file(files[i][0], files[i][1]);

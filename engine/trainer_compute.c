@@ -40,6 +40,11 @@ static float *acc_of(const struct sw_rank *r, const struct sw_run *run,
     return (float *)(r->head_acc + t->placement.head_acc_offset[part]);
 }
 
+/* Where the documents of a micro-batch begin; NULL: each row is one. */
+static const uint32_t *starts_of(const struct sw_rank *r, uint32_t m) {
+    return r->batch_starts ? r->batch_starts + m * r->t->micro_tokens : NULL;
+}
+
 /* ---- compute ---- */
 
 static int forward(struct sw_rank *r, const struct sw_run *run, const struct sw_task *task,
@@ -54,7 +59,7 @@ static int forward(struct sw_rank *r, const struct sw_run *run, const struct sw_
                               r->batch_tokens + m * t->micro_tokens, out);
     const char *in = input_of(r, run, u, m, task->at[SW_RING_KEPT]);
     if (unit->kind == SW_UNIT_NORM) return sw_llama_norm(&r->llama, stream, unit, weights, in, out);
-    return sw_llama_layer(&r->llama, stream, unit, weights, in, out);
+    return sw_llama_layer(&r->llama, stream, unit, weights, starts_of(r, m), in, out);
 }
 
 /* What a part of the head works on, but for its accumulator. */
@@ -169,7 +174,8 @@ static int backward(struct sw_rank *r, const struct sw_run *run, const struct sw
     if (unit->kind == SW_UNIT_NORM)
         return sw_llama_norm_backward(&r->llama, stream, unit, weights, acc, m > 0, in,
                                       head_grad_of(r, m), dx);
-    return sw_llama_layer_backward(&r->llama, stream, unit, weights, acc, m > 0, in, dx);
+    return sw_llama_layer_backward(&r->llama, stream, unit, weights, starts_of(r, m), acc, m > 0,
+                                   in, dx);
 }
 
 /* ---- between ranks ---- */

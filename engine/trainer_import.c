@@ -52,7 +52,7 @@ static int check_import(const struct sw_trainer *t) {
                          "--model names the folder that the exported run began from");
     if (ret == 0)
         ret = check_line(t, "data", t->import->data,
-                         "give the --data, and --mask, of the exported run");
+                         "give the --data, --mask and --documents of the exported run");
     if (ret == 0) ret = check_rows(t);
     if (ret < 0 || t->import->step <= t->options.steps) return ret;
     sw_error("--import %s: it is at step %" PRIu64 ", beyond --steps %" PRIu64

@@ -138,6 +138,7 @@ struct sw_rank {
     double *loss_sums;                       /* by micro */
     int32_t *batch_tokens, *batch_targets;
     uint8_t *batch_mask;
+    uint32_t *batch_starts; /* of documents; NULL without */
     struct sw_device_adam_step *device_step;
     char *device_state;
     struct sw_llama llama;
@@ -146,6 +147,7 @@ struct sw_rank {
     char *host_weights, *host_state, *host_grads, *host_kept;
     int32_t *stage_tokens, *stage_targets;
     uint8_t *stage_mask;
+    uint32_t *stage_starts;
     struct unit_norms *norms; /* by unit */
     char *landing; /* pinned, if landing_pinned: what comes down beside gradients, as follows */
     int landing_pinned;

@@ -18,11 +18,13 @@ static_assert(SW_LANE_IN_FLIGHT_MAX <= SW_NVME_REQS_MAX, "every task in flight h
 static void fill_row(const struct sw_rank *r, const struct sw_data *data, uint64_t row,
                      uint64_t i) {
     const uint64_t T = r->t->options.seq_len;
+    uint32_t *starts = r->stage_starts ? r->stage_starts + i * T : NULL;
     if (row < data->rows) {
         sw_data_fill(data, row, r->stage_tokens + i * T, r->stage_targets + i * T,
-                     r->stage_mask + i * T);
+                     r->stage_mask + i * T, starts);
         return;
     }
+    if (starts) memset(starts, 0, T * sizeof(*starts));
     memset(r->stage_tokens + i * T, 0, T * sizeof(int32_t));
     memset(r->stage_targets + i * T, 0, T * sizeof(int32_t));
     memset(r->stage_mask + i * T, 0, T);
@@ -63,6 +65,9 @@ static int batch(struct sw_rank *r, struct sw_run *run, const struct sw_task *ta
     if (ret == 0)
         ret = ops->copy_h2d(stream, r->batch_targets + at, r->stage_targets + at,
                             n * sizeof(int32_t));
+    if (ret == 0 && r->batch_starts)
+        ret =
+            ops->copy_h2d(stream, r->batch_starts + at, r->stage_starts + at, n * sizeof(uint32_t));
     return ret < 0 ? ret : ops->copy_h2d(stream, r->batch_mask + at, r->stage_mask + at, n);
 }
 

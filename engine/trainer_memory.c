@@ -75,8 +75,10 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
         .activation_bytes =
             sw_round_up(tokens * t->model.config.hidden * sw_dtype_bytes(o->dtype), PAGE),
         .head_bytes = sw_head_grad_bytes(t, tokens) + sw_head_stats_bytes(tokens),
-        .batch_bytes = 2 * sw_round_up(tokens * o->accumulate * sizeof(int32_t), PAGE) +
-                       sw_round_up(tokens * o->accumulate, PAGE),
+        .batch_bytes =
+            (o->documents ? 3 : 2) * sw_round_up(tokens * o->accumulate * sizeof(int32_t), PAGE) +
+            sw_round_up(tokens * o->accumulate, PAGE),
+        .layers_read_batch = o->documents != NULL,
         .budget_bytes =
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
         .machine_bytes = t->topology.memory_bytes,
@@ -180,6 +182,7 @@ static void carve_device(struct sw_rank *r) {
     r->batch_tokens = carve(r, tokens * sizeof(int32_t));
     r->batch_targets = carve(r, tokens * sizeof(int32_t));
     r->batch_mask = carve(r, tokens);
+    if (o->documents) r->batch_starts = carve(r, tokens * sizeof(uint32_t));
     char *sums = carve(r, block_sum_bytes(t));
     for (uint32_t u = 0; u < units; u++) {
         r->block_sums[u] = (double *)sums;
@@ -208,6 +211,7 @@ static void carve_host(struct sw_rank *r) {
     r->stage_tokens = sw_arena_take(a, tokens * sizeof(int32_t));
     r->stage_targets = sw_arena_take(a, tokens * sizeof(int32_t));
     r->stage_mask = sw_arena_take(a, tokens);
+    if (t->options.documents) r->stage_starts = sw_arena_take(a, tokens * sizeof(uint32_t));
     for (size_t k = 0; k < sizeof(rings) / sizeof(rings[0]); k++) {
         const enum sw_ring ring = rings[k];
         r->rings[ring] = sw_arena_take(a, p->ring_slots[ring] * p->ring_slot_bytes[ring]);

@@ -39,7 +39,7 @@ const char *sw_lane_name(enum sw_lane lane);
 
 enum sw_task_kind {
     SW_TASK_FILL,          /* data: rows of the step into host staging */
-    SW_TASK_BATCH,         /* h2d: micro-batch m's tokens, targets and mask */
+    SW_TASK_BATCH,         /* h2d: micro-batch m's tokens, targets, mask, documents */
     SW_TASK_FORWARD,       /* compute: unit u, micro-batch m; embedding, layers and norm */
     SW_TASK_RECOMPUTE,     /* compute: the same again, for the inputs inside a group */
     SW_TASK_BACKWARD,      /* compute: recompute and backward */

@@ -248,14 +248,18 @@ static void adds_input(struct checker *c, uint32_t unit, uint32_t m, uint64_t ha
              what, had);
 }
 
+/* Tokens, or where documents begin. */
+static int reads_batch(const struct checker *c, uint32_t unit) {
+    const struct sw_placement *p = c->shape->placement;
+    return unit < p->order.parts || (p->layers_read_batch && unit < sw_order_norm(&p->order));
+}
+
 static void follow_forward(struct checker *c) {
     const uint32_t u = c->task->unit, m = c->task->micro;
     const uint32_t parts = c->shape->placement->order.parts;
     reads_weights(c, u);
-    if (u < parts)
-        reads(c, BATCH, m, turn_tag(c));
-    else
-        reads_input(c, u, m);
+    if (reads_batch(c, u)) reads(c, BATCH, m, turn_tag(c));
+    if (u >= parts) reads_input(c, u, m);
     adds_input(c, u < parts ? parts : u + 1, m, u < parts ? u : 0);
 }
 
@@ -322,10 +326,8 @@ static void follow_backward(struct checker *c) {
     const struct sw_placement *p = c->shape->placement;
     const uint32_t u = c->task->unit, m = c->task->micro, norm = sw_order_norm(&p->order);
     const uint32_t above = u < p->order.parts ? p->order.parts : u + 1;
-    if (u < p->order.parts)
-        reads(c, BATCH, m, turn_tag(c));
-    else
-        reads_weights(c, u);
+    if (reads_batch(c, u)) reads(c, BATCH, m, turn_tag(c));
+    if (u >= p->order.parts) reads_weights(c, u);
     if (u >= p->order.parts) reads_input(c, u, m);
     if (u == norm)
         reads(c, HEAD_GRAD, m, part_tag(c, TO_HEAD + m, p->order.parts));

@@ -32,6 +32,11 @@ static void reads_input(struct sw_builder *b, uint32_t unit, uint32_t m) {
         reads_slot(b, SW_RING_KEPT, b->kept_use[kept]);
 }
 
+/* Where documents begin, for a layer's attention. */
+static void reads_starts(struct sw_builder *b, uint32_t unit, uint32_t m) {
+    if (b->p->layers_read_batch && unit < sw_order_norm(&b->p->order)) reads(b, SW_RES_BATCH, m);
+}
+
 /* Where a forward leaves its result: the next unit's input. */
 static void writes_input(struct sw_builder *b, uint32_t unit, uint32_t m) {
     const uint32_t norm = sw_order_norm(&b->p->order);
@@ -146,10 +151,12 @@ void sw_emit_forward(struct sw_builder *b, const struct sw_visit *v) {
     for (uint32_t m = 0; m < b->p->micro_count; m++) {
         begin_compute(b, v->kind, v, m);
         reads_weights(b, v);
-        if (v->unit < parts)
+        if (v->unit < parts) {
             reads(b, SW_RES_BATCH, m);
-        else
+        } else {
             reads_input(b, v->unit, m);
+            reads_starts(b, v->unit, m);
+        }
         writes_input(b, after, m);
         sw_emit_append(b);
         if (v->kind == SW_TASK_RECOMPUTE) continue;
@@ -234,6 +241,7 @@ void sw_emit_backward(struct sw_builder *b, const struct sw_visit *v, int32_t ac
         } else {
             reads_weights(b, v);
             reads_input(b, v->unit, m);
+            reads_starts(b, v->unit, m);
             if (v->unit == norm) reads(b, SW_RES_HEAD_GRAD, m);
             writes(b, SW_RES_BETWEEN, m);
         }

@@ -419,6 +419,7 @@ int sw_placement_build(struct sw_placement *p, const struct sw_placement_input *
                                .shards = in->shards,
                                .replicas = in->replicas,
                                .whole_weights = in->shards > 1 && in->whole_weights && on_device,
+                               .layers_read_batch = in->layers_read_batch,
                                .checkpoint_every =
                                    in->checkpoint_every < layers ? in->checkpoint_every : layers};
     const int ret = allocate(p, in);

@@ -70,7 +70,8 @@ struct sw_placement_input {
     uint64_t activation_bytes;   /* one unit input of one micro-batch */
     uint64_t head_bytes;         /* the head's FP32 gradient and statistics of one micro-batch */
     uint64_t workspace_bytes[2]; /* of the compute lane: the head in parts, or whole */
-    uint64_t batch_bytes;        /* token ids, targets and masks of one step */
+    uint64_t batch_bytes;        /* token ids, targets, masks, starts of documents of one step */
+    int layers_read_batch;       /* which is where documents begin */
     uint64_t program_bytes;      /* of the host's memory: turns, tables, libraries */
     uint64_t task_bytes;         /* and for each task that a turn has for every micro-batch */
     /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
@@ -108,6 +109,7 @@ struct sw_placement {
     uint32_t micro_count, checkpoint_every; /* at most the number of layers */
     uint32_t shards, replicas;
     int whole_weights; /* shards > 1, and weights stay on the device, those of all shards */
+    int layers_read_batch;
     uint32_t chunk_count;
     struct sw_chunk *chunks;    /* by unit, ascending */
     uint32_t *unit_first_chunk; /* unit_count + 1 entries */

@@ -5,6 +5,8 @@ Every placement, number format and schedule that calls other code runs a few ste
 SPILLWAY_ALLOC_GUARD=stop (base/alloc_guard.h), evaluations and commits included. A sanitizer's
 build does not watch allocations, and says so.
 """
+import struct
+
 import support as t
 
 STOP = {"SPILLWAY_ALLOC_GUARD": "stop"}
@@ -26,6 +28,7 @@ SETTINGS = {
                     "--activations", "nvme", "--checkpoint-every", 2, "--eval-every", 2],
     "saves": ["--save-every", 2, "--keep-store"],
     "trace": ["--optimizer", "nvme"],
+    "documents": ["--accumulate", 2],
     "rates": ["--optimizer", "nvme", "--sim-pcie", "1G", "--sim-nvme", "500M"],
     "one thread": ["--threads", 1, "--device-threads", 1],
     "more threads than cores": ["--threads", 5, "--device-threads", 4],
@@ -44,6 +47,10 @@ def no_step_allocates():
             if "--eval-every" in options:
                 t.write_tokens(out + ".val", t.read_tokens(t.SHAKESPEARE + "/val.bin")[:1000])
                 more += ["--val", out + ".val"]
+            if name == "documents":
+                with open(out + ".documents", "wb") as file:
+                    file.write(struct.pack("<50Q", *range(0, 1000, 20)))
+                more += ["--documents", out + ".documents"]
             length = [] if "--steps" in options else SMALL
             run = t.train(out, *length, *options, *more, "--log", out + ".log", env=STOP)
             t.equal(run.rc, 0, name, run)

@@ -227,6 +227,24 @@ def masks_that_do_not_fit():
 
 
 @t.test
+def documents_that_do_not_fit():
+    with t.folder() as tmp:
+        path, count = tmp + "/documents", os.path.getsize(TRAIN) // 2
+        refused(tmp, 1, [path, "No such file"], "--documents", path)
+        for offsets, part in (([0, 9, 9], "entry 2 is 9, the one before it 9"),
+                              ([0, 9, 5, 20], "entry 2 is 5, the one before it 9"),
+                              ([0, 9, count], f"entry 2 is {count}"),
+                              ([1 << 63], f"has {count} tokens"), ([], "is empty")):
+            with open(path, "wb") as file:
+                file.write(struct.pack(f"<{len(offsets)}Q", *offsets))
+            refused(tmp, 1, [path, part], "--documents", path)
+        with open(path, "ab") as file:
+            file.write(bytes(12))
+        refused(tmp, 1, [path, "odd length: 12 bytes"], "--documents", path)
+        refused(tmp, 1, ["--log", path], "--documents", path, "--log", path)
+
+
+@t.test
 def a_sequence_beyond_the_models_limit():
     with t.folder() as tmp:
         run = t.train(tmp + "/out", "--steps", "2", "--seq-len", "513")

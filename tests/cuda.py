@@ -6,6 +6,7 @@ time limit: 240 s
 import json
 import os
 import re
+import struct
 
 import support as t
 
@@ -96,6 +97,27 @@ def frozen_tensors_evaluation_and_resume():
             evals.append([o["val_loss"] for o in t.read_log(out + ".jsonl")[1]
                           if o.get("event") == "eval"][-1])
         t.close(evals[1], evals[0], 1e-4, "loss of an evaluation")
+
+
+@t.test
+def documents_are_kept_apart():
+    """In FP32 the host device's losses up to the order of sums; the same bits in every placement,
+    also where the layers are the last to read where documents begin."""
+    with t.folder() as tmp:
+        with open(f"{tmp}/documents", "wb") as file:
+            file.write(struct.pack("<60Q", *(i * i for i in range(60))))
+        more = ["--documents", f"{tmp}/documents", "--dtype", "fp32", "--order", "sequential"]
+        host = losses_of(f"{tmp}/host", *more, device="host", steps=4)
+        for a, b in zip(host, losses_of(f"{tmp}/cuda", *more, device="cuda", steps=4)):
+            t.close(b, a, 1e-4, "loss")
+        frozen = ["--freeze", "model.embed_tokens.*,model.layers.0.*"]
+        for common in (["--accumulate", 2], [*frozen, "--clip", 0]):
+            want = None
+            for i, other in enumerate(([], ["--params", "host", "--activations", "host"])):
+                out = f"{tmp}/{common[0]}{i}"
+                run = train(out, *more[:2], *common, *other)
+                want = want or outcome(out)
+                t.check(outcome(out) == want, f"{common} {other}", run)
 
 
 @t.test

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import struct
 import time
 
 import support as t
@@ -344,7 +345,10 @@ def what_was_asked_for_must_agree():
     """Each process has its own command line: here by a script that adds to one of them."""
     with t.folder() as tmp:
         script = of_its_own(tmp, "one-differs", '$([ "$R" = 1 ] && echo $MORE)')
+        with open(tmp + "/documents", "wb") as file:
+            file.write(struct.pack("<2Q", 0, 100))
         for more, part in (("--clip 2", "--clip"), ("--seed 3", "rows"),
+                           (f"--documents {tmp}/documents", "data"),
                            ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks")):
             run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)
             t.check(run.rc != 0, f"{more} in one process is accepted", run)

@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import time
 
@@ -264,8 +265,11 @@ def a_foreign_store_is_refused_by_name():
         run(out, *NVME, rc=-signal.SIGKILL,
             env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
         before = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        with open(f"{tmp}/documents", "wb") as file:
+            file.write(struct.pack("<2Q", 0, 100))
         for name, more in (("rows", ["--seed", 9]), ("state", ["--master", "split"]),
-                           ("numerics", ["--accumulate", 2])):
+                           ("numerics", ["--accumulate", 2]),
+                           ("data", ["--documents", f"{tmp}/documents"])):
             refused = run(out, *NVME, "--resume", *more, rc=1)
             t.contains(refused.stderr, f"its {name} is", f"refusal of {more}")
         for name, old, new in (("data", t.SHAKESPEARE + "/train.bin", other),

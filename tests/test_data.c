@@ -25,13 +25,18 @@ static const char *make_tokens(const char *name, uint64_t n, uint32_t vocab) {
     return path;
 }
 
-static void refuse(const char *path, const char *mask, uint32_t vocab, uint32_t seq_len,
-                   const char *part) {
+static void refuse_files(const char *path, const char *mask, const char *documents, uint32_t vocab,
+                         uint32_t seq_len, const char *part) {
     struct sw_data data;
     log_catch();
-    if (sw_data_open(&data, path, mask, vocab, seq_len, SW_ORDER_SHUFFLE, 0) == 0)
+    if (sw_data_open(&data, path, mask, documents, vocab, seq_len, SW_ORDER_SHUFFLE, 0) == 0)
         fail_msg("accepted, but should say '%s'", part);
     assert_reported(part);
+}
+
+static void refuse(const char *path, const char *mask, uint32_t vocab, uint32_t seq_len,
+                   const char *part) {
+    refuse_files(path, mask, NULL, vocab, seq_len, part);
 }
 
 static struct sw_data order_of(uint64_t rows, uint64_t seed) {
@@ -122,16 +127,19 @@ static void tokens_make_rows(void **state) {
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct sw_data data;
         const char *path = make_tokens("t.bin", cases[i].tokens, 100);
-        assert_int_equal(sw_data_open(&data, path, NULL, 100, 8, SW_ORDER_SEQUENTIAL, 0), 0);
+        assert_int_equal(sw_data_open(&data, path, NULL, NULL, 100, 8, SW_ORDER_SEQUENTIAL, 0), 0);
         assert_int_equal(data.rows, cases[i].rows);
         int32_t inputs[8], targets[8];
         uint8_t mask[8];
+        uint32_t starts[8];
+        memset(starts, 0x55, sizeof(starts));
         for (uint64_t row = 0; row < data.rows; row++) {
-            sw_data_fill(&data, row, inputs, targets, mask);
+            sw_data_fill(&data, row, inputs, targets, mask, starts);
             for (uint64_t k = 0; k < 8; k++) {
                 assert_int_equal(inputs[k], (row * 8 + k) % 100);
                 assert_int_equal(targets[k], (row * 8 + k + 1) % 100);
                 assert_int_equal(mask[k], 1);
+                assert_int_equal(starts[k], 0);
             }
         }
         sw_data_close(&data);
@@ -147,16 +155,111 @@ static void the_mask_is_that_of_the_target(void **state) {
     bytes[0] = bytes[8] = bytes[11] = 1;
     file_write(in_folder("mask"), bytes, sizeof(bytes));
     struct sw_data data;
-    assert_int_equal(sw_data_open(&data, make_tokens("t.bin", 17, 50), in_folder("mask"), 50, 8,
-                                  SW_ORDER_SEQUENTIAL, 0),
+    assert_int_equal(sw_data_open(&data, make_tokens("t.bin", 17, 50), in_folder("mask"), NULL, 50,
+                                  8, SW_ORDER_SEQUENTIAL, 0),
                      0);
     int32_t inputs[8], targets[8];
     uint8_t mask[8];
-    sw_data_fill(&data, 0, inputs, targets, mask);
+    sw_data_fill(&data, 0, inputs, targets, mask, NULL);
     assert_memory_equal(mask, "\0\0\0\0\0\0\0\1", 8);
-    sw_data_fill(&data, 1, inputs, targets, mask);
+    sw_data_fill(&data, 1, inputs, targets, mask, NULL);
     assert_memory_equal(mask, "\0\0\1\0\0\0\0\0", 8);
     sw_data_close(&data);
+    folder_remove();
+}
+
+static void documents_begin_inside_rows(void **state) {
+    (void)state;
+    static const uint64_t offsets[] = {3, 8, 9, 15, 17, 23};
+    static const uint8_t masks[3][8] = {
+        {1, 1, 0, 1, 1, 1, 1, 0}, {0, 1, 1, 1, 1, 1, 0, 1}, {0, 1, 1, 1, 1, 1, 0, 1}};
+    static const uint32_t starts[3][8] = {
+        {0, 0, 0, 3, 3, 3, 3, 3}, {0, 1, 1, 1, 1, 1, 1, 7}, {0, 1, 1, 1, 1, 1, 1, 7}};
+    struct sw_data data;
+    folder_make();
+    file_write(in_folder("documents"), offsets, sizeof(offsets));
+    const char *tokens = make_tokens("t.bin", 25, 50);
+    uint8_t own[25];
+    memset(own, 1, sizeof(own));
+    own[9] = own[10] = 0; /* the first token of a document, and another one */
+    file_write(in_folder("mask"), own, sizeof(own));
+    for (int masked = 0; masked < 2; masked++) {
+        assert_int_equal(sw_data_open(&data, tokens, masked ? in_folder("mask") : NULL,
+                                      in_folder("documents"), 50, 8, SW_ORDER_SEQUENTIAL, 0),
+                         0);
+        for (uint64_t row = 0; row < 3; row++) {
+            int32_t inputs[8], targets[8];
+            uint8_t mask[8], want[8];
+            uint32_t got[8];
+            uint64_t counting = 0;
+            memcpy(want, masks[row], sizeof(want));
+            if (masked && row == 1) want[1] = 0;
+            sw_data_fill(&data, row, inputs, targets, mask, got);
+            assert_memory_equal(got, starts[row], sizeof(got));
+            assert_memory_equal(mask, want, sizeof(mask));
+            for (int i = 0; i < 8; i++) counting += want[i];
+            assert_int_equal(sw_data_counting(&data, row), counting);
+            sw_data_fill(&data, row, inputs, targets, mask, NULL);
+            assert_memory_equal(mask, want, sizeof(mask));
+        }
+        sw_data_close(&data);
+    }
+    folder_remove();
+}
+
+/* Whether the file names the first token's document changes nothing but the hash. */
+static void the_first_document_may_be_left_out(void **state) {
+    (void)state;
+    static const uint64_t offsets[] = {0, 12};
+    folder_make();
+    const char *tokens = make_tokens("t.bin", 17, 50), *documents = in_folder("documents");
+    uint8_t masks[2][16];
+    uint32_t starts[2][16];
+    for (int from = 0; from < 2; from++) {
+        struct sw_data data;
+        int32_t inputs[16], targets[16];
+        file_write(documents, offsets + from, sizeof(offsets) - sizeof(offsets[0]) * (size_t)from);
+        assert_int_equal(
+            sw_data_open(&data, tokens, NULL, documents, 50, 16, SW_ORDER_SEQUENTIAL, 0), 0);
+        sw_data_fill(&data, 0, inputs, targets, masks[from], starts[from]);
+        sw_data_close(&data);
+    }
+    assert_memory_equal(masks[0], masks[1], sizeof(masks[0]));
+    assert_memory_equal(starts[0], starts[1], sizeof(starts[0]));
+    folder_remove();
+}
+
+static void bad_documents_are_named(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t offsets[4];
+        size_t bytes;
+        const char *part;
+    } cases[] = {
+        {{0, 30, 30, 40}, 32, "entry 2 is 30, the one before it 30: offsets must be strictly asc"},
+        {{5, 30, 20, 40}, 32, "entry 2 is 20, the one before it 30"},
+        {{5, 30, 99, 100}, 32, "entry 3 is 100, "},
+        {{5, 101, 7, 100}, 32, "has 100 tokens"},
+        {{5, 30, 99, 100}, 31, "odd length: 31 bytes"},
+        {{0}, 4, "odd length"},
+        {{0}, 0, "is empty"},
+    };
+    folder_make();
+    const char *tokens = make_tokens("t.bin", 100, 50), *documents = in_folder("documents");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        file_write(documents, cases[i].offsets, cases[i].bytes);
+        refuse_files(tokens, NULL, documents, 50, 8, cases[i].part);
+    }
+    refuse_files(tokens, NULL, in_folder("none"), 50, 8, "No such file");
+    uint64_t all[100];
+    for (uint64_t i = 0; i < 100; i++) all[i] = i;
+    file_write(documents, all, sizeof(all));
+    refuse_files(tokens, NULL, documents, 50, 8, "begins a document: no prediction would count");
+    uint8_t mask[100] = {0};
+    mask[40] = 1;
+    file_write(in_folder("mask"), mask, sizeof(mask));
+    file_write(documents, all + 40, sizeof(all[0]));
+    refuse_files(tokens, in_folder("mask"), documents, 50, 8, "or is masked: no prediction would");
     folder_remove();
 }
 
@@ -167,11 +270,11 @@ static void large_vocabularies_have_four_bytes(void **state) {
     for (uint32_t i = 0; i < 20; i++) tokens[i] = 70000 + i;
     file_write(in_folder("wide"), tokens, sizeof(tokens));
     struct sw_data data;
-    assert_int_equal(sw_data_open(&data, in_folder("wide"), NULL, 70020, 4, SW_ORDER_SEQUENTIAL, 0),
-                     0);
+    assert_int_equal(
+        sw_data_open(&data, in_folder("wide"), NULL, NULL, 70020, 4, SW_ORDER_SEQUENTIAL, 0), 0);
     int32_t inputs[4], targets[4];
     uint8_t mask[4];
-    sw_data_fill(&data, 3, inputs, targets, mask);
+    sw_data_fill(&data, 3, inputs, targets, mask, NULL);
     assert_int_equal(inputs[0], 70012);
     assert_int_equal(targets[3], 70016);
     sw_data_close(&data);
@@ -180,7 +283,7 @@ static void large_vocabularies_have_four_bytes(void **state) {
     refuse(in_folder("wide"), NULL, 70020, 4, "odd length");
     /* 65536 is the last vocabulary with two bytes. */
     assert_int_equal(
-        sw_data_open(&data, make_tokens("t", 9, 9), NULL, 65536, 8, SW_ORDER_SHUFFLE, 0), 0);
+        sw_data_open(&data, make_tokens("t", 9, 9), NULL, NULL, 65536, 8, SW_ORDER_SHUFFLE, 0), 0);
     assert_int_equal(data.token_bytes, 2);
     sw_data_close(&data);
     folder_remove();
@@ -235,19 +338,40 @@ static void the_fingerprint_tells_files_apart(void **state) {
     (void)state;
     folder_make();
     struct sw_data a, b;
-    assert_int_equal(sw_data_open(&a, TRAIN, NULL, 512, 64, SW_ORDER_SHUFFLE, 0), 0);
-    assert_int_equal(sw_data_open(&b, TRAIN, NULL, 512, 32, SW_ORDER_SEQUENTIAL, 7), 0);
+    assert_int_equal(sw_data_open(&a, TRAIN, NULL, NULL, 512, 64, SW_ORDER_SHUFFLE, 0), 0);
+    assert_int_equal(sw_data_open(&b, TRAIN, NULL, NULL, 512, 32, SW_ORDER_SEQUENTIAL, 7), 0);
     assert_true(sw_data_fingerprint(&a) == sw_data_fingerprint(&b));
     sw_data_close(&b);
     size_t bytes;
     uint16_t *tokens = file_read(TRAIN, &bytes);
     tokens[bytes / 4] ^= 1;
     file_write(in_folder("changed"), tokens, bytes);
-    assert_int_equal(sw_data_open(&b, in_folder("changed"), NULL, 512, 64, SW_ORDER_SHUFFLE, 0), 0);
+    assert_int_equal(
+        sw_data_open(&b, in_folder("changed"), NULL, NULL, 512, 64, SW_ORDER_SHUFFLE, 0), 0);
     assert_true(sw_data_fingerprint(&a) != sw_data_fingerprint(&b));
-    sw_data_close(&a);
     sw_data_close(&b);
     free(tokens);
+    /* Documents, other documents, nothing, and a mask. */
+    static const uint64_t bits = 0x0101010001010001;
+    file_write(in_folder("bits"), &bits, sizeof(bits));
+    const char *few = make_tokens("few", 8, 50);
+    uint64_t hashes[4];
+    const uint64_t offsets[] = {3, 5};
+    for (int i = 0; i < 2; i++) {
+        file_write(in_folder("documents"), offsets + i, sizeof(offsets[0]));
+        assert_int_equal(
+            sw_data_open(&b, few, NULL, in_folder("documents"), 50, 4, SW_ORDER_SHUFFLE, 0), 0);
+        hashes[i] = sw_data_fingerprint(&b);
+        sw_data_close(&b);
+        assert_int_equal(
+            sw_data_open(&b, few, i ? in_folder("bits") : NULL, NULL, 50, 4, SW_ORDER_SHUFFLE, 0),
+            0);
+        hashes[2 + i] = sw_data_fingerprint(&b);
+        sw_data_close(&b);
+    }
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < i; k++) assert_true(hashes[i] != hashes[k]);
+    sw_data_close(&a);
     folder_remove();
 }
 
@@ -259,6 +383,9 @@ int main(void) {
         cmocka_unit_test(a_run_cut_anywhere_has_the_same_rows),
         cmocka_unit_test(tokens_make_rows),
         cmocka_unit_test(the_mask_is_that_of_the_target),
+        cmocka_unit_test(documents_begin_inside_rows),
+        cmocka_unit_test(the_first_document_may_be_left_out),
+        cmocka_unit_test(bad_documents_are_named),
         cmocka_unit_test(large_vocabularies_have_four_bytes),
         cmocka_unit_test(bad_files_are_named),
         cmocka_unit_test(bad_masks_are_named),

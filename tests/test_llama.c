@@ -75,6 +75,7 @@ struct rig {
     float stats[TOKENS][3];
     int32_t tokens[TOKENS], targets[TOKENS];
     uint8_t mask[TOKENS];
+    uint32_t starts[TOKENS]; /* a row of one document, one of two */
     uint64_t counted;
     void *workspace;
 };
@@ -117,6 +118,7 @@ static void open_rig(struct rig *r, const char *dir, uint32_t parts) {
         r->tokens[i] = (i * 7 + 3) % VOCAB;
         r->targets[i] = (i * 11 + 5) % VOCAB;
         r->mask[i] = i % 5 != 2;
+        r->starts[i] = i >= TIME + 4 ? 4 : 0;
         r->counted += r->mask[i];
     }
 }
@@ -151,7 +153,7 @@ static void forward(struct rig *r) {
     for (uint32_t i = 0; i < model->config.layers; i++) {
         const uint32_t u = sw_model_first_layer(model) + i;
         assert_int_equal(sw_llama_layer(&r->llama, r->stream, &model->units[u], r->weights[u],
-                                        kept(r, i), kept(r, i + 1)),
+                                        r->starts, kept(r, i), kept(r, i + 1)),
                          0);
     }
     const uint32_t norm = sw_model_norm_unit(model);
@@ -195,7 +197,7 @@ static void gradients(struct rig *r) {
     /* Another micro-batch may go through a layer between the norm and its backward. */
     const uint32_t first = sw_model_first_layer(model);
     assert_int_equal(sw_llama_layer(&r->llama, r->stream, &model->units[first], r->weights[first],
-                                    r->d_normed, r->spare),
+                                    r->starts, r->d_normed, r->spare),
                      0);
     assert_int_equal(sw_llama_norm_backward(&r->llama, r->stream, &model->units[norm],
                                             r->weights[norm], r->grads[norm], 0, kept(r, layers),
@@ -203,8 +205,8 @@ static void gradients(struct rig *r) {
                      0);
     for (uint32_t i = layers; i-- > 0;)
         assert_int_equal(sw_llama_layer_backward(&r->llama, r->stream, &model->units[first + i],
-                                                 r->weights[first + i], r->grads[first + i], 0,
-                                                 kept(r, i), r->dx),
+                                                 r->weights[first + i], r->starts,
+                                                 r->grads[first + i], 0, kept(r, i), r->dx),
                          0);
     for (uint32_t p = 0; p < model->parts; p++)
         assert_int_equal(sw_llama_embed_backward(&r->llama, r->stream, &model->units[p],

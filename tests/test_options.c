@@ -48,6 +48,7 @@ static void defaults_are_those_of_the_manual(void **state) {
     assert_string_equal(options.data, "d");
     assert_string_equal(options.out, "o");
     assert_null(options.mask);
+    assert_null(options.documents);
     assert_null(options.val);
     assert_null(options.log);
     assert_true(options.steps == 0 && options.seq_len == 0 && options.micro_batch == 1 &&
@@ -71,11 +72,13 @@ static void defaults_are_those_of_the_manual(void **state) {
 
 static void every_option_is_read(void **state) {
     (void)state;
-    accept(ARGS(PATHS, "--mask=k", "--val", "v", "--steps", "100", "--seq-len=64", "--micro-batch",
-                "2", "--accumulate", "3", "--order", "sequential", "--seed", "7", "--lr", "1e-3",
-                "--schedule=linear", "--warmup", "0", "--min-lr", "1e-4", "--decay", "all",
-                "--weight-decay", "0.01", "--beta1", "0", "--beta2", "0.999", "--eps", "1e-6"));
+    accept(ARGS(PATHS, "--mask=k", "--documents", "b", "--val", "v", "--steps", "100",
+                "--seq-len=64", "--micro-batch", "2", "--accumulate", "3", "--order", "sequential",
+                "--seed", "7", "--lr", "1e-3", "--schedule=linear", "--warmup", "0", "--min-lr",
+                "1e-4", "--decay", "all", "--weight-decay", "0.01", "--beta1", "0", "--beta2",
+                "0.999", "--eps", "1e-6"));
     assert_string_equal(options.mask, "k");
+    assert_string_equal(options.documents, "b");
     assert_string_equal(options.val, "v");
     assert_true(options.steps == 100 && options.seq_len == 64 && options.micro_batch == 2 &&
                 options.accumulate == 3 && options.order == SW_ORDER_SEQUENTIAL &&

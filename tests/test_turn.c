@@ -82,6 +82,7 @@ static void random_example(struct example *e) {
         .checkpoint_every = 1 + random_below(3),
         .chunk_bytes = SW_CHUNK_BYTES_MIN << random_below(6),
         .activation_bytes = 4096,
+        .layers_read_batch = (int)random_below(2),
     };
     assert_int_equal(sw_placement_build(&e->placement, &input), 0);
     if (random_below(2)) e->placement.head_whole = 0;

@@ -48,6 +48,8 @@ static const struct sw_option options_table[] = {
      .help = "training tokens: flat uint16, above a vocabulary of 65536 uint32"},
     {"mask", .section = "Files", TEXT("FILE", mask),
      .help = "one byte per training token: 1 when the prediction of it counts"},
+    {"documents", .section = "Files", TEXT("FILE", documents),
+     .help = "where documents begin: uint64 offsets in tokens; no row attends across"},
     {"val", .section = "Files", TEXT("FILE", val), .help = "tokens for evaluation"},
     {"out", .section = "Files", TEXT("DIR", out), .marks = SW_REQUIRED,
      .help = "folder for the trained model, empty or not yet there"},
