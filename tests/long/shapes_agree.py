@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Hugging Face transformers and torch.optim.AdamW train random models of shapes that the bundled
 model does not have, beside the program: untied head, grouped queries, head_dim other than hidden /
-heads, rope scaling `linear` and `llama3`, `rope_parameters`, a mistral folder.
+heads, rope scaling `linear` and `llama3`, `rope_parameters`, a mistral folder. Some with several
+documents in a row: eager attention under a block-diagonal mask, positions counted along the row or
+from each document's start, the labels of DataCollatorWithFlattening.
 
 Five steps in FP32 on the same rows, clipping on. Losses agree to 1e-5 before the first step and to
 1e-4 after (the limits of models/stories260k/README.md), gradient norms to 1e-4 relative. Runs in a
@@ -9,6 +11,7 @@ Python that has torch and transformers.
 """
 import json
 import os
+import struct
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -43,7 +46,30 @@ SHAPES = {
 }
 
 
-def peer(path, tokens):
+# Documents that begin inside rows, at their ends and over several.
+BORDERS = [0, 1, 30, 31, 97, 120, 192, 250, 288, 480, 481, 482, 483, 700, 805, 900]
+DOCUMENTS = ["packed_documents", "packed_documents_positions_restart"]
+SHAPES.update({name: {"rope_theta": 10000.0} for name in DOCUMENTS})
+
+
+def packed(at, restart):
+    """Mask, positions and labels' weights of the rows that begin at a token."""
+    index = torch.arange(at, at + ROWS * TIME + 1)
+    borders = torch.tensor(BORDERS)
+    document = torch.searchsorted(borders, index, right=True)
+    begins = torch.isin(index, borders)
+    rows = document[:-1].view(ROWS, TIME)
+    same = rows[:, :, None] == rows[:, None, :]
+    sees = same & torch.ones(TIME, TIME).tril().bool()
+    mask = torch.zeros(ROWS, 1, TIME, TIME).masked_fill(~sees[:, None], torch.finfo().min)
+    positions = torch.arange(TIME).expand(ROWS, TIME)
+    if restart:
+        positions = positions - same.int().argmax(-1)  # less the first place of the same document
+    return mask, positions, ~begins[1:].view(ROWS, TIME)
+
+
+def peer(path, tokens, documents=None):
+    """documents: whether positions restart with them, None: there are none."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
     model = model.float().train()
     matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -56,7 +82,12 @@ def peer(path, tokens):
         at = step * ROWS * TIME
         x, y = (torch.tensor(tokens[at + s:at + s + ROWS * TIME]).view(ROWS, TIME) for s in (0, 1))
         optimizer.zero_grad()
-        logits = model(input_ids=x).logits
+        more = {}
+        if documents is not None:
+            mask, positions, counts = packed(at, documents)
+            more = {"attention_mask": mask, "position_ids": positions}
+            y = y.masked_fill(~counts, -100)
+        logits = model(input_ids=x, **more).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -70,15 +101,22 @@ def agree(name):
     with t.folder("peer-") as tmp:
         with open(tmp + "/config.json", "w", encoding="utf-8") as file:
             json.dump({**BASE, **SHAPES[name]}, file)
+        more, documents = [], None
+        if name in DOCUMENTS:
+            documents = "restart" in name
+            more = ["--documents", tmp + "/documents"]
+            with open(tmp + "/documents", "wb") as file:
+                file.write(struct.pack(f"<{len(BORDERS)}Q", *BORDERS))
         t.spillway("init", "--config", tmp + "/config.json", "--seed", 11, "--out", tmp + "/model",
                    "--dtype", "fp32", rc=0)
         t.train(tmp + "/out", "--dtype", "fp32", "--order", "sequential", "--seq-len", TIME,
                 "--micro-batch", ROWS, "--steps", STEPS, "--lr", LR, "--schedule", "constant",
                 "--warmup", 0, "--weight-decay", DECAY, "--optimizer", "nvme", "--log",
-                tmp + "/log.jsonl", data=t.STORIES + "/train.bin", model=tmp + "/model", rc=0)
+                tmp + "/log.jsonl", *more, data=t.STORIES + "/train.bin", model=tmp + "/model",
+                rc=0)
         mine = [(s["loss"], s["grad_norm"]) for s in t.read_log(tmp + "/log.jsonl")[0]]
         worst = 0.0
-        theirs = peer(tmp + "/model", tokens)
+        theirs = peer(tmp + "/model", tokens, documents)
         for i, ((loss, norm), (want_loss, want_norm)) in enumerate(zip(mine, theirs)):
             worst = max(worst, abs(loss - want_loss))
             t.close(loss, want_loss, 1e-5 if i == 0 else 1e-4, f"loss of step {i + 1}")
