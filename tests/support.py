@@ -315,9 +315,12 @@ def make_model(path, config, *args):
 
 
 def train(out, *args, model=MODEL, data=SHAKESPEARE + "/train.bin", **options):
-    """`spillway train` on the bundled model and text; later options override nothing here."""
+    """`spillway train` on the bundled model and text; later options override nothing here. On one
+    GPU, where nothing else is said: the program would take all."""
     if DEVICE and "--device" not in args:
         args = (*args, "--device", DEVICE)
+    if "cuda" in args and "--ranks" not in args:
+        args = (*args, "--ranks", 1)
     return spillway("train", "--model", model, "--data", data, "--out", out, *args, **options)
 
 

@@ -27,7 +27,8 @@ def run_under(check):
     command += ["--report-api-errors", "no"] if check == "memcheck" else []
     with t.folder() as tmp:
         command += [t.SPILLWAY, "train", "--model", t.MODEL, "--data", t.STORIES + "/train.bin",
-                    "--out", tmp + "/out", "--device", "cuda", "--steps", "1", "--seq-len", "16"]
+                    "--out", tmp + "/out", "--device", "cuda", "--ranks", "1", "--steps", "1",
+                    "--seq-len", "16"]
         try:
             run = subprocess.run(command, cwd=t.ROOT, stdout=subprocess.PIPE, text=True,
                                  stderr=subprocess.STDOUT, timeout=max(g.SECONDS - 3, 1))
