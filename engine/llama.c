@@ -7,7 +7,11 @@
 #include <stdlib.h>
 #include "base/size.h"
 
-enum { BUFFER_ALIGN = 4096, HEAD_LOGITS_BYTES_MAX = 32000000 };
+enum {
+    BUFFER_ALIGN = 4096,
+    HEAD_LOGITS_HOST_BYTES_MAX = 32000000,
+    HEAD_LOGITS_BYTES_MAX = 256000000
+};
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -17,8 +21,11 @@ enum { BUFFER_ALIGN = 4096, HEAD_LOGITS_BYTES_MAX = 32000000 };
 
 /* ---- workspace ---- */
 
-uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens) {
-    uint64_t slice = HEAD_LOGITS_BYTES_MAX / ((uint64_t)model->config.vocab * sizeof(float));
+uint64_t sw_llama_head_slice(const struct sw_model *model, const struct sw_device_handle *device,
+                             uint64_t tokens) {
+    const int is_host = device->ops->free_bytes(device->device) == UINT64_MAX;
+    const uint64_t bytes = is_host ? HEAD_LOGITS_HOST_BYTES_MAX : HEAD_LOGITS_BYTES_MAX;
+    uint64_t slice = bytes / ((uint64_t)model->config.vocab * sizeof(float));
     if (slice < 16) slice = 16;
     return slice < tokens ? slice : tokens;
 }
@@ -104,7 +111,7 @@ void sw_llama_describe(struct sw_llama *l, const struct sw_model *model,
         .batch = batch,
         .time = time,
         .tokens = batch * time,
-        .head_slice = sw_llama_head_slice(model, batch * time),
+        .head_slice = sw_llama_head_slice(model, device, batch * time),
         .head_whole = head_whole,
         .attention = {.batch = (uint32_t)batch,
                       .time = (uint32_t)time,

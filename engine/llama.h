@@ -30,8 +30,11 @@ struct sw_llama {
 };
 
 /* Tokens per slice of the head: the FP32 logits of a slice, over the whole vocabulary, fill at most
- * 32 MB, but for a smallest slice of 16 tokens. */
-uint64_t sw_llama_head_slice(const struct sw_model *model, uint64_t tokens);
+ * 32 MB of the host's memory, but for a smallest slice of 16 tokens. On a GPU 256 MB: every slice
+ * reads the head's matrix anew, and takes longer for that than for its products below some 300
+ * tokens (operations a byte of the card). */
+uint64_t sw_llama_head_slice(const struct sw_model *model, const struct sw_device_handle *device,
+                             uint64_t tokens);
 
 /* Fills in what follows from shapes alone: enough for sw_llama_flops(), and what open begins with.
  */

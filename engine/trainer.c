@@ -196,26 +196,26 @@ static void describe_operators(const struct sw_trainer *t, char *out, size_t siz
 /* What the run is; its model is read in 16 places of each unit. */
 static void identify(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    t->run = (struct sw_identity){
-        .params = t->model.params,
-        .units = t->model.unit_count,
-        .data = sw_data_fingerprint(&t->data),
-        .order = o->order,
-        .seed = o->seed,
-        .chunk_bytes = o->chunk_bytes,
-        .master = o->master,
-        .folders = o->nvme_count ? o->nvme_count : 1,
-        .numerics = {.ranks = t->world_ranks,
-                     .replicas = t->replicas,
-                     .micro_batch = o->micro_batch,
-                     .accumulate = o->accumulate,
-                     .seq_len = o->seq_len,
-                     .dtype = o->dtype,
-                     .reduce_dtype = o->reduce_dtype,
-                     .grad_dtype = o->grad_dtype,
-                     .moments = o->moments,
-                     .head_slice = sw_llama_head_slice(&t->model, t->micro_tokens),
-                     .vocabulary_parts = t->model.parts}};
+    t->run = (struct sw_identity){.params = t->model.params,
+                                  .units = t->model.unit_count,
+                                  .data = sw_data_fingerprint(&t->data),
+                                  .order = o->order,
+                                  .seed = o->seed,
+                                  .chunk_bytes = o->chunk_bytes,
+                                  .master = o->master,
+                                  .folders = o->nvme_count ? o->nvme_count : 1,
+                                  .numerics = {.ranks = t->world_ranks,
+                                               .replicas = t->replicas,
+                                               .micro_batch = o->micro_batch,
+                                               .accumulate = o->accumulate,
+                                               .seq_len = o->seq_len,
+                                               .dtype = o->dtype,
+                                               .reduce_dtype = o->reduce_dtype,
+                                               .grad_dtype = o->grad_dtype,
+                                               .moments = o->moments,
+                                               .head_slice = sw_llama_head_slice(
+                                                   &t->model, &t->ranks[0].device, t->micro_tokens),
+                                               .vocabulary_parts = t->model.parts}};
     if (o->freeze) snprintf(t->run.freeze, sizeof(t->run.freeze), "%s", o->freeze);
     sw_identity_of_model(&t->model, t->run.model);
     char operators[SW_NUMERICS_KEY_BYTES];

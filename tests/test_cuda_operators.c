@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include "engine/llama.h"
 #include "tests/support_cuda.h"
 #include "tests/support_reference.h"
 
@@ -625,6 +626,15 @@ static void empty_calls_change_nothing(void **state) {
     cuda_tensor_free(&guard);
 }
 
+/* More than the operations that a card does while it reads a byte, else the head's matrix, which
+ * every slice reads, sets the time. */
+static void a_slice_of_the_head_is_long_enough(void **state) {
+    (void)state;
+    const struct sw_model model = {.config = {.vocab = 128256}};
+    assert_int_equal(sw_llama_head_slice(&model, &cuda_dev.handle, 8192), 499);
+    assert_int_equal(sw_llama_head_slice(&model, &cuda_dev.handle, 100), 100);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rmsnorm_matches_double_and_differences),
@@ -643,6 +653,7 @@ int main(void) {
         cmocka_unit_test(products_of_slices),
         cmocka_unit_test(products_of_nothing),
         cmocka_unit_test(empty_calls_change_nothing),
+        cmocka_unit_test(a_slice_of_the_head_is_long_enough),
     };
     return cmocka_run_group_tests(tests, cuda_open, cuda_close);
 }
