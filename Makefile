@@ -201,10 +201,11 @@ build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kerne
 	  -lcudart_static -lcublasLt $(if $(WITH_NCCL),-lnccl) -lstdc++ -lm -ldl -lrt -lpthread -o $@
 
 # The same kernels by the host's compiler. The stand-in itself is invisible to TSan, which it tells
-# what a kernel does.
+# what a kernel does. It sees the back end's calloc, so that memory can fail too.
 standin_srcs  := $(filter-out $(if $(WITH_NCCL),,%_nccl.cpp),$(wildcard tests/standin/*.cpp))
 standin_cpu   := $(standin_srcs:%=$(O)/standin/%.o)
 standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_cpu)
+standin_wrap  := -Wl,--wrap=calloc
 standin_flags := -fPIC -ftls-model=initial-exec -Itests/standin -isystem $(CUDA_HOME)/include
 $(O)/standin/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
@@ -219,15 +220,15 @@ $(dir $(program))standin/libspillway_cuda.so: $(standin_objs) $(cuda_c:%=$(O)/%.
   kernels/cuda/plugin.map
 	@mkdir -p $(@D)
 	@echo "  LINK  $@"
-	$(Q)$(CXX) $(common) -shared -Wl,-Bsymbolic -Wl,--version-script=kernels/cuda/plugin.map \
-	  $(filter %.o,$^) -lpthread -o $@
+	$(Q)$(CXX) $(common) -shared -Wl,-Bsymbolic $(standin_wrap) \
+	  -Wl,--version-script=kernels/cuda/plugin.map $(filter %.o,$^) -lpthread -o $@
 $(filter $(O)/tests/test_cuda%,$(tests)): | $(standin)
 
 # The stand-in's own test calls it as a program calls CUDA.
 ifeq ($(WITH_CUDA),yes)
 standin_test := $(standin_cpu) $(O)/standin/tests/standin/standin_probes.cu.o
 $(O)/tests/test_standin: $(standin_test)
-$(O)/tests/test_standin: libs += -lstdc++
+$(O)/tests/test_standin: libs += -lstdc++ $(standin_wrap)
 $(O)/tests/test_standin.c.o: cflags += -isystem $(CUDA_HOME)/include \
                                        $(if $(WITH_NCCL),-DSW_WITH_STANDIN)
 endif

@@ -125,8 +125,8 @@ struct sw_device_ops {
     void (*unpin)(struct sw_device *d, void *p);
 
     int (*stream_create)(struct sw_device *d, struct sw_stream **out);
-    void (*stream_destroy)(struct sw_stream *s);
-    int (*stream_sync)(struct sw_stream *s); /* waits for all work submitted so far */
+    void (*stream_destroy)(struct sw_stream *s); /* after all work submitted so far */
+    int (*stream_sync)(struct sw_stream *s);     /* waits for all work submitted so far */
     /* Makes what later calls from the calling thread would otherwise make at their first time: its
      * team, and where `products` is set what the library of matrix products keeps. */
     int (*prepare)(struct sw_stream *s, int products);

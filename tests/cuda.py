@@ -79,6 +79,19 @@ def no_placement_overlap_or_order_of_threads_changes_a_bit():
 
 
 @t.test
+def copies_of_memory_that_is_not_pinned_may_run_late_too():
+    """CUDA waits for some of them; kernels/device.h does not promise it."""
+    more = ["--optimizer", "device", "--params", "device", "--schedule", "constant", "--warmup", 0]
+    late = {"STANDIN_PAGEABLE": "late"}
+    with t.folder() as tmp:
+        train(f"{tmp}/want", *more, steps=4)
+        train(f"{tmp}/out", *more, "--keep-store", steps=2, env=late)
+        run = train(f"{tmp}/out", *more, "--resume", steps=4, env=late)
+        t.contains(run.stdout, "going on after step 2", "resume", run)
+        t.check(outcome(f"{tmp}/out")[1:] == outcome(f"{tmp}/want")[1:], "after a resume", run)
+
+
+@t.test
 def frozen_tensors_evaluation_and_resume():
     with t.folder() as tmp:
         more = ["--freeze", "model.layers.[01].*,*norm.weight,model.embed_tokens.*,*up_proj*",
@@ -153,6 +166,17 @@ def an_error_of_the_library_between_gpus_ends_the_run():
                                                      "STANDIN_NCCL_FAIL": "7"}, rc=1)
         t.contains(run.stderr, "NCCL, a call that was queued", "error", run)
         t.check(run.seconds < 30, f"{run.seconds:.1f} s", run)
+
+
+@t.test
+def a_call_that_fails_ends_the_run():
+    with t.folder() as tmp:
+        for i, call in enumerate(("cudaMalloc:1", "cudaHostRegister:1", "cudaMemcpyAsync:60",
+                                  "cudaStreamWaitEvent:20", "cudaEventSynchronize:20", "launch:200",
+                                  "cublasLtMatmul:50")):
+            run = train(f"{tmp}/{i}", env={"STANDIN_FAIL": call}, rc=1)
+            t.contains(run.stderr, "CUDA device 0: ", call, run)
+            t.check(not os.path.exists(f"{tmp}/{i}/config.json"), f"{call}: a model", run)
 
 
 @t.test

@@ -257,6 +257,27 @@ static void results_come_with_their_event(void **state) {
     ops->free(devices->device, there, BYTES);
 }
 
+/* What was submitted to a stream is over when the stream is destroyed. */
+static void a_stream_ends_after_its_work(void **state) {
+    (void)state;
+    const struct sw_device_ops *ops = devices->ops;
+    char *there = cuda_bytes_new(devices, NULL, BYTES);
+    unsigned char *pinned = aligned_alloc(4096, 4096);
+    assert_int_equal(ops->pin(devices->device, pinned, 4096), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct sw_stream *s;
+        memset(pinned, 0x77, BYTES);
+        assert_int_equal(ops->stream_create(devices->device, &s), 0);
+        assert_int_equal(ops->zero(s, there, BYTES), 0);
+        assert_int_equal(ops->copy_d2h(s, pinned, there, BYTES), 0);
+        ops->stream_destroy(s);
+        for (int i = 0; i < BYTES; i++) assert_int_equal(pinned[i], 0);
+    }
+    ops->unpin(devices->device, pinned);
+    free(pinned);
+    ops->free(devices->device, there, BYTES);
+}
+
 /* A relay between lanes of two devices in two threads: each stage adds one float, ordered by events
  * alone. The product 1 x 1 + C is the only arithmetic it needs. */
 enum { STAGES = 60 };
@@ -341,6 +362,7 @@ int main(void) {
         cmocka_unit_test(only_a_wait_orders_streams),
         cmocka_unit_test(pinned_copies_run_late),
         cmocka_unit_test(results_come_with_their_event),
+        cmocka_unit_test(a_stream_ends_after_its_work),
         cmocka_unit_test(events_hand_over_between_threads),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);

@@ -99,7 +99,8 @@ fail_free:
 
 static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     (void)bytes;
-    if (!p || sw_cuda_enter(d) < 0) return;
+    if (!p) return;
+    sw_cuda_enter(d); /* what ends goes on, whatever was reported */
     pthread_mutex_lock(&d->lock);
     struct sw_cuda_allocation **at = &d->allocations;
     while (*at && (*at)->page != p) at = &(*at)->next;
@@ -141,8 +142,9 @@ static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
 }
 
 static void cuda_unpin(struct sw_device *d, void *p) {
-    if (p && sw_cuda_enter(d) == 0)
-        sw_cuda_check(d, cudaHostUnregister(p), "host memory cannot be unpinned");
+    if (!p) return;
+    sw_cuda_enter(d);
+    sw_cuda_check(d, cudaHostUnregister(p), "host memory cannot be unpinned");
 }
 
 /* ---- streams and events ---- */
@@ -168,11 +170,10 @@ static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
 
 static void cuda_stream_destroy(struct sw_stream *s) {
     if (!s) return;
-    if (sw_cuda_enter(s->device) == 0) {
-        sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
-        cudaStreamDestroy(s->stream);
-        if (s->workspace) cudaFree(s->workspace);
-    }
+    sw_cuda_enter(s->device);
+    sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
+    cudaStreamDestroy(s->stream);
+    sw_cuda_check(s->device, cudaFree(s->workspace), "memory cannot be given back");
     free(s);
 }
 
@@ -198,7 +199,8 @@ static int cuda_event_create(struct sw_device *d, struct sw_event **out) {
 
 static void cuda_event_destroy(struct sw_event *e) {
     if (!e) return;
-    if (sw_cuda_enter(e->device) == 0) cudaEventDestroy(e->event);
+    sw_cuda_enter(e->device);
+    cudaEventDestroy(e->event);
     free(e);
 }
 
@@ -270,10 +272,9 @@ static const char *cuda_numerics(struct sw_device *d) {
 
 static void cuda_close(struct sw_device *d) {
     if (!d) return;
-    if (sw_cuda_enter(d) == 0) {
-        assert(!d->allocations); /* and no streams */
-        sw_cuda_gemm_close(d);
-    }
+    assert(!d->allocations); /* and no streams */
+    sw_cuda_enter(d);
+    sw_cuda_gemm_close(d);
     pthread_mutex_destroy(&d->lock);
     free(d);
 }

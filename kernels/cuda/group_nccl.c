@@ -35,6 +35,7 @@ static int group_open(struct sw_device *const *devices, uint32_t size,
         indices[i] = devices[i]->index;
         out[i] = calloc(1, sizeof(*out[i]));
         if (!out[i]) {
+            sw_error("CUDA device %d: no memory for a group", indices[i]);
             while (i > 0) free(out[--i]);
             return -ENOMEM;
         }

@@ -87,6 +87,8 @@ cudaError_t round_norm_as(cudaStream_t s, void *dst, const float *src, uint64_t 
                           double *block_sums, struct sw_nonfinite *bad) {
     const uint64_t blocks = (count + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;
     GPU_LAUNCH(bad_begin, 1, 1, 0, s, bad);
+    const cudaError_t begun = cudaGetLastError();
+    if (begun != cudaSuccess) return begun; /* bad_end would read where garbage points */
     if (blocks)
         GPU_LAUNCH((round_norm<T>), (unsigned)blocks, THREADS, 0, s, dst, src, count, block_sums,
                    bad, all_wide(dst, src));

@@ -104,6 +104,7 @@ bool in_device(const void *p, const Layout &l) {
 
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_NOT_INITIALIZED;
     *out = reinterpret_cast<cublasLtHandle_t>(new int(0));
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -122,6 +123,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     if (scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     *out = reinterpret_cast<cublasLtMatmulDesc_t>(new Desc{compute, {CUBLAS_OP_N, CUBLAS_OP_N}});
     return CUBLAS_STATUS_SUCCESS;
@@ -133,6 +135,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_INVALID_VALUE;
     cublasOperation_t trans;
     if (bytes != sizeof(trans)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(&trans, value, bytes);
@@ -147,6 +150,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld});
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -156,6 +160,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -166,6 +171,7 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void *value, size_t bytes) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_INVALID_VALUE;
     const int which = attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES   ? 0
                       : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES ? 1
                       : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES ? 2
@@ -184,6 +190,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *found) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_NOT_SUPPORTED;
     *found = 0;
     if (wanted < 1 || desc_of(desc)->compute != CUBLAS_COMPUTE_32F ||
         !has(*layout_of(a), *layout_of(b), *layout_of(c)))
@@ -204,6 +211,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t,
                               const cublasLtMatmulAlgo_t *chosen, void *, size_t,
                               cudaStream_t stream) {
+    if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_EXECUTION_FAILED;
     Product p = {*desc_of(desc),
                  *layout_of(a_layout),
                  *layout_of(b_layout),

@@ -51,6 +51,7 @@ struct Settings {
     Order order = FORWARD;
     uint64_t seed = 1, stream_seed = 1;
     bool strict = false, guard = false, copy_early = false, streams_sync = false;
+    bool pageable_late = false;
     int threads = 1, devices = 1, error = 0;
     size_t memory = (size_t)64 << 30;
 };
@@ -124,6 +125,11 @@ void abandon(const std::shared_ptr<Meeting> &meeting);
 /* ---- errors and devices (standin_runtime.cpp) ---- */
 
 cudaError_t fail(cudaError_t error); /* notes it as the thread's last one */
+/* Whether this call is the one that STANDIN_FAIL names (standin_faults.cpp). */
+bool is_told_to_fail(const char *name);
+/* First in a function of CUDA's runtime. */
+#define MAY_FAIL(error)                                                                            \
+    if (standin::is_told_to_fail(__func__)) return standin::fail(error)
 int current_device();
 } // namespace standin
 

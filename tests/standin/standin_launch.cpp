@@ -83,6 +83,10 @@ cudaError_t set_shared_limit(const void *kernel, int bytes) {
 }
 
 void launch(Launch &&what, cudaStream_t stream) {
+    if (is_told_to_fail("launch")) {
+        fail(cudaErrorLaunchFailure);
+        return;
+    }
     if (!launch_is_legal(what)) return;
     submit(stream_of(stream), [l = std::move(what)] { run_grid(l); });
 }

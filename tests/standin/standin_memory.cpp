@@ -4,7 +4,8 @@
  * and with STANDIN_GUARD=1 the host cannot touch it at all. Pinned memory is copied when the stream
  * gets there. Pageable memory is read at the call and written before the call returns, as CUDA
  * promises; whether a read one also waits for the stream is the driver's choice, so chance's here.
- */
+ * STANDIN_PAGEABLE=late: it is copied as late as pinned memory, because kernels/device.h promises
+ * no more. */
 #include "standin_internal.h"
 
 #include <cstdlib>
@@ -85,7 +86,8 @@ cudaError_t copy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
     if (kind != cudaMemcpyDefault &&
         ((to == DEVICE) != to_wanted || (from == DEVICE) != from_wanted))
         return fail(cudaErrorInvalidValue);
-    if (from == PAGEABLE) {
+    const bool at_call = !settings().pageable_late;
+    if (from == PAGEABLE && at_call) {
         auto taken = std::make_shared<std::vector<char>>(bytes);
         memcpy(taken->data(), src, bytes);
         submit(stream, [=] { memcpy(dst, taken->data(), bytes); });
@@ -93,7 +95,7 @@ cudaError_t copy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
     } else {
         submit(stream, [=] { memcpy(dst, src, bytes); });
     }
-    if (to == PAGEABLE) finish(stream);
+    if (to == PAGEABLE && at_call) finish(stream);
     return cudaSuccess;
 }
 
@@ -149,6 +151,7 @@ MemoryOpen::~MemoryOpen() {
 using namespace standin;
 extern "C" {
 cudaError_t cudaMalloc(void **out, size_t bytes) {
+    MAY_FAIL(cudaErrorMemoryAllocation);
     Allocation a{bytes, 0, nullptr, current_device()};
     char *p = nullptr;
     std::lock_guard<std::mutex> held(lock);
@@ -171,10 +174,12 @@ cudaError_t cudaFree(void *p) {
     used[it->second.device] -= it->second.bytes;
     release(it->first, it->second);
     device_memory.erase(it);
+    MAY_FAIL(cudaErrorLaunchFailure);
     return cudaSuccess;
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    MAY_FAIL(cudaErrorUnknown);
     std::lock_guard<std::mutex> held(lock);
     *total_bytes = settings().memory;
     *free_bytes = settings().memory - used[current_device()];
@@ -199,15 +204,19 @@ cudaError_t cudaFreeHost(void *p) {
     return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned) {
+    MAY_FAIL(cudaErrorMemoryAllocation);
     return p && bytes ? pin(p, bytes) : fail(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostUnregister(void *p) {
     cudaDeviceSynchronize();
-    return unpin(p) ? cudaSuccess : fail(cudaErrorHostMemoryNotRegistered);
+    if (!unpin(p)) return fail(cudaErrorHostMemoryNotRegistered);
+    MAY_FAIL(cudaErrorLaunchFailure);
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     return copy(dst, src, bytes, kind, stream_of(stream));
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
@@ -218,9 +227,11 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind 
 }
 /* Of device memory: does not wait. */
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     return set(dst, value, bytes, stream_of(nullptr));
 }
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     return set(dst, value, bytes, stream_of(stream));
 }
 }

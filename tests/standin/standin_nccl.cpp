@@ -201,6 +201,7 @@ const char *ncclGetLastError(ncclComm_t) {
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int size, const int *devices) {
+    if (standin::is_told_to_fail(__func__)) return ncclSystemError;
     if (!comms || size < 1 || size > standin::settings().devices) return ncclInvalidArgument;
     auto team = std::make_shared<Team>();
     const char *fail = getenv("STANDIN_NCCL_FAIL");
@@ -227,6 +228,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *result) {
+    if (standin::is_told_to_fail(__func__)) return ncclInternalError;
     std::lock_guard<std::mutex> held(comm->team->lock);
     *result = comm->team->failed ? ncclRemoteError : ncclSuccess;
     return ncclSuccess;
@@ -263,12 +265,14 @@ ncclResult_t ncclGroupEnd(void) {
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
+    if (standin::is_told_to_fail(__func__)) return ncclUnhandledCudaError;
     if (!comm) return ncclInvalidArgument;
     return call(comm, ALL_GATHER, in, out, count, type, 0, count, count * (size_t)comm->team->size,
                 stream);
 }
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+    if (standin::is_told_to_fail(__func__)) return ncclUnhandledCudaError;
     if (!comm || !can_sum(type, op)) return ncclInvalidArgument;
     return call(comm, REDUCE_SCATTER, in, out, count, type, 0, count * (size_t)comm->team->size,
                 count, stream);

@@ -43,6 +43,8 @@ Settings read_settings() {
 #endif
     text = getenv("STANDIN_COPY");
     if (text) s.copy_early = *text == 'e';
+    text = getenv("STANDIN_PAGEABLE");
+    s.pageable_late = text && *text == 'l';
     text = getenv("STANDIN_STREAMS");
     if (text) {
         s.streams_sync = *text == 's';
@@ -86,6 +88,7 @@ cudaError_t cudaGetDeviceCount(int *count) {
     return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
+    MAY_FAIL(cudaErrorUnknown);
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     device_here = device;
     return cudaSuccess;
@@ -101,6 +104,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *address, int size, int device) {
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    MAY_FAIL(cudaErrorUnknown);
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof(*properties));
     snprintf(properties->name, sizeof(properties->name), "CPU stand-in");
@@ -111,6 +115,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int *version) {
+    MAY_FAIL(cudaErrorUnknown);
     *version = CUDART_VERSION;
     return cudaSuccess;
 }
@@ -148,6 +153,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     return cudaGetErrorName(error);
 }
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    MAY_FAIL(cudaErrorInvalidValue);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     return set_shared_limit(kernel, value);
 }

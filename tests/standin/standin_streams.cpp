@@ -295,6 +295,7 @@ Event *event_of(cudaEvent_t event) {
 
 extern "C" {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
+    MAY_FAIL(cudaErrorMemoryAllocation);
     std::lock_guard<std::mutex> held(lock);
     make_null_streams();
     auto s = std::make_shared<Stream>();
@@ -319,6 +320,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     finish(stream_of(stream));
+    MAY_FAIL(cudaErrorLaunchFailure);
     return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -337,6 +339,7 @@ cudaError_t cudaDeviceSynchronize(void) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     const StreamPtr s = stream_of(stream);
     Event place;
     {
@@ -355,6 +358,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) {
+    MAY_FAIL(cudaErrorMemoryAllocation);
     *out = reinterpret_cast<cudaEvent_t>(new Event);
     return cudaSuccess;
 }
@@ -363,6 +367,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     const StreamPtr s = stream_of(stream);
     std::lock_guard<std::mutex> held(lock);
     *event_of(event) = Event{s, s->submitted};
@@ -372,6 +377,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     std::unique_lock<std::mutex> held(lock);
     const Event place = *event_of(event);
     if (place.stream) force(held, place.stream, place.position);
+    MAY_FAIL(cudaErrorLaunchFailure);
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
