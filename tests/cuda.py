@@ -82,7 +82,7 @@ def no_placement_overlap_or_order_of_threads_changes_a_bit():
 def copies_of_memory_that_is_not_pinned_may_run_late_too():
     """CUDA waits for some of them; kernels/device.h does not promise it."""
     more = ["--optimizer", "device", "--params", "device", "--schedule", "constant", "--warmup", 0]
-    late = {"STANDIN_PAGEABLE": "late"}
+    late = {"STANDIN_PAGEABLE": "late", "STANDIN_STREAMS": "last"}
     with t.folder() as tmp:
         train(f"{tmp}/want", *more, steps=4)
         train(f"{tmp}/out", *more, "--keep-store", steps=2, env=late)

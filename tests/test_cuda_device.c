@@ -91,6 +91,8 @@ static void why_it_cannot_be_used_is_said(void **state) {
     assert_says(opening("STANDIN_ERROR=100", ""), -ENODEV, "sees no GPU");
     assert_says(opening("STANDIN_DEVICES=0", ""), -ENODEV, "sees no GPU");
     assert_says(opening("STANDIN_ERROR=999", ""), -ENODEV, "CUDA cannot be used");
+    assert_says(opening("STANDIN_CAPABILITY=75", ""), -ENOTSUP,
+                "compute capability 7.5; 8.0 or more is needed");
     assert_says(opening("SW_TEST_OPEN=7", ""), -ENODEV, "no device 7; this machine has 2");
     assert_says(opening("SPILLWAY_CUDA_PLUGIN=/no/such.so", ""), -ENOENT, "/no/such.so");
     /* A library that is no plugin at all. */
@@ -257,8 +259,8 @@ static void results_come_with_their_event(void **state) {
     ops->free(devices->device, there, BYTES);
 }
 
-/* What was submitted to a stream is over when the stream is destroyed. */
-static void a_stream_ends_after_its_work(void **state) {
+/* What was submitted to a stream is over when the stream has been waited for, or destroyed. */
+static void a_stream_is_over_with_its_work(void **state) {
     (void)state;
     const struct sw_device_ops *ops = devices->ops;
     char *there = cuda_bytes_new(devices, NULL, BYTES);
@@ -270,8 +272,12 @@ static void a_stream_ends_after_its_work(void **state) {
         assert_int_equal(ops->stream_create(devices->device, &s), 0);
         assert_int_equal(ops->zero(s, there, BYTES), 0);
         assert_int_equal(ops->copy_d2h(s, pinned, there, BYTES), 0);
-        ops->stream_destroy(s);
+        if (round % 2)
+            assert_int_equal(ops->stream_sync(s), 0);
+        else
+            ops->stream_destroy(s);
         for (int i = 0; i < BYTES; i++) assert_int_equal(pinned[i], 0);
+        if (round % 2) ops->stream_destroy(s);
     }
     ops->unpin(devices->device, pinned);
     free(pinned);
@@ -362,7 +368,7 @@ int main(void) {
         cmocka_unit_test(only_a_wait_orders_streams),
         cmocka_unit_test(pinned_copies_run_late),
         cmocka_unit_test(results_come_with_their_event),
-        cmocka_unit_test(a_stream_ends_after_its_work),
+        cmocka_unit_test(a_stream_is_over_with_its_work),
         cmocka_unit_test(events_hand_over_between_threads),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);

@@ -77,6 +77,8 @@ static int begin(struct life *l) {
     TRY(ops->pin(l->h[0].device, l->host, PAGE_BYTES));
     l->pinned = l->host;
     if (!ops->group) return 0; /* a build without NCCL */
+    char text[64];
+    if (ops->group->numerics(text, sizeof(text)) < 0) return -EIO;
     const int ret = ops->group->open(list, DEVICES, l->groups);
     if (ret < 0) memset(l->groups, 0, sizeof(l->groups));
     return ret;
@@ -288,11 +290,37 @@ static void of_host_memory(void **state) {
     assert_true(failures_of("calloc", 1) >= 10);
 }
 
+/* A device keeps the algorithm of each shape: one too many is refused, the others go on. */
+static void of_room_for_shapes(void **state) {
+    (void)state;
+    struct cuda_device d = {0};
+    void *memory;
+    cuda_device_open(&d, 0);
+    assert_int_equal(d.ops->alloc(d.device, MEMORY_BYTES, &memory), 0);
+    struct sw_gemm g = {.m = 1, .n = 1, .a = memory, .b = memory, .c = memory, .ldc = 1};
+    g.a_dtype = g.b_dtype = g.c_dtype = SW_FP32;
+    int ret = 0;
+    uint64_t shapes = 0;
+    error_count = 0;
+    g.ldb = 1;
+    while (ret == 0 && shapes < 1000) {
+        g.k = g.lda = ++shapes;
+        ret = d.ops->gemm(d.stream, &g);
+    }
+    assert_int_equal(shapes, 257);
+    assert_int_equal(ret, -ENOSPC);
+    assert_int_equal(error_count, 1);
+    g.k = g.lda = 7;
+    assert_int_equal(d.ops->gemm(d.stream, &g), 0);
+    d.ops->free(d.device, memory, MEMORY_BYTES);
+    cuda_device_close(&d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_the_runtime),     cmocka_unit_test(of_kernels),
         cmocka_unit_test(of_matrix_products), cmocka_unit_test(of_groups),
-        cmocka_unit_test(of_host_memory),
+        cmocka_unit_test(of_host_memory),     cmocka_unit_test(of_room_for_shapes),
     };
     return cmocka_run_group_tests(tests, open_watcher, close_watcher);
 }

@@ -48,6 +48,7 @@ Settings read_settings() {
     text = getenv("STANDIN_STREAMS");
     if (text) {
         s.streams_sync = *text == 's';
+        s.streams_last = strcmp(text, "last") == 0;
         s.stream_seed = number_behind(text, 0) * 2 + 1;
     }
     return s;
@@ -108,8 +109,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof(*properties));
     snprintf(properties->name, sizeof(properties->name), "CPU stand-in");
-    properties->major = 8;
-    properties->minor = 9;
+    const long capability = number_of("STANDIN_CAPABILITY", 89);
+    properties->major = (int)capability / 10;
+    properties->minor = (int)capability % 10;
     properties->multiProcessorCount = 4;
     properties->totalGlobalMem = settings().memory;
     return cudaSuccess;

@@ -183,7 +183,7 @@ void let_some_run(std::unique_lock<std::mutex> &held, const StreamPtr &submitted
         }
         return;
     }
-    if (next_random() % 4 || streams.empty()) return;
+    if (settings().streams_last || next_random() % 4 || streams.empty()) return;
     const StreamPtr lucky = streams[next_random() % streams.size()];
     for (uint64_t n = next_random() % 4 + 1; n > 0 && !running && step(held, lucky); n--) {
     }
