@@ -3,7 +3,7 @@
 # make quickstart deps, build, fine-tune the bundled model
 # make help       all targets
 #
-# Another configuration lives in its own folder: make CONFIG=asan, tsan, debug or poison.
+# Another configuration lives in its own folder: make CONFIG=asan, tsan, debug, poison or coverage.
 CONFIG ?= release
 .DEFAULT_GOAL := all
 O      := build/$(CONFIG)
@@ -30,8 +30,11 @@ else ifeq ($(CONFIG),debug)
 opt    := -O0 -g3 -DSW_POISON -DSW_CHECK_TURNS
 else ifeq ($(CONFIG),poison)
 opt    := -O2 -g -DSW_POISON -DSW_CHECK_TURNS
+else ifeq ($(CONFIG),coverage)
+# Of the CUDA back end on its stand-in; what is not optimised has a count for each line.
+counted := -O0 --coverage
 else ifneq ($(CONFIG),release)
-$(error unknown CONFIG '$(CONFIG)': release, debug, poison, asan or tsan)
+$(error unknown CONFIG '$(CONFIG)': release, debug, poison, asan, tsan or coverage)
 endif
 
 version := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
@@ -47,8 +50,8 @@ probe   = $(shell printf '$(hash)include <%s>\nint main(void){return 0;}\n' '$(1
 probexx = $(shell printf '$(hash)include <%s>\nint main(){return 0;}\n' '$(1)' | \
             $(CXX) -std=gnu++17 -DTOML_HEADER_ONLY=0 -xc++ - $(2) -o /dev/null 2>/dev/null \
             && echo yes || echo no)
-NOBUILD := deps probes help clean quickstart test check-broken check-long bench format \
-           format-check tidy gpu-bundle gpu-check
+NOBUILD := deps probes help clean quickstart test check-broken check-waits coverage-cuda \
+           check-long bench format format-check tidy gpu-bundle gpu-check
 # PROBE=0 leaves them out where the same make has just passed them.
 PROBE ?= 1
 builds := $(or $(filter-out $(NOBUILD),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all))
@@ -180,13 +183,14 @@ cuda_kernels := $(wildcard kernels/cuda/*.cu)
 WITH_NCCL    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h)
 cuda_c       := $(filter-out $(if $(WITH_NCCL),,%_nccl.c),$(wildcard kernels/cuda/*.c))
 $(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include \
-                                $(if $(WITH_NCCL),-DSW_WITH_NCCL)
+                                $(if $(WITH_NCCL),-DSW_WITH_NCCL) $(counted)
 nvcc_flags := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC -I. \
               -Xptxas -v \
               $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(a),code=compute_$(a))
 $(O)/kernels/cuda/adam.cu.o: nvcc_flags += -fmad=false -ftz=true -DGPU_SUBNORMALS_ARE_ZERO
 $(O)/standin/kernels/cuda/adam.cu.o: cxxflags += -DGPU_SUBNORMALS_ARE_ZERO
+$(cuda_kernels:%=$(O)/standin/%.o): cxxflags += $(counted)
 # 1675: a pragma of gcc's, in a header that only the CPU runs. What ptxas says of registers stays
 # beside the object, for tests/kernel_report.py.
 $(O)/%.cu.o: %.cu Makefile
@@ -220,7 +224,7 @@ $(dir $(program))standin/libspillway_cuda.so: $(standin_objs) $(cuda_c:%=$(O)/%.
   kernels/cuda/plugin.map
 	@mkdir -p $(@D)
 	@echo "  LINK  $@"
-	$(Q)$(CXX) $(common) -shared -Wl,-Bsymbolic $(standin_wrap) \
+	$(Q)$(CXX) $(common) $(counted) -shared -Wl,-Bsymbolic $(standin_wrap) \
 	  -Wl,--version-script=kernels/cuda/plugin.map $(filter %.o,$^) -lpthread -o $@
 $(filter $(O)/tests/test_cuda%,$(tests)): | $(standin)
 
@@ -351,6 +355,8 @@ help:
 	@echo '                    TESTS="test_adam same_bits" runs only those'
 	@echo 'make test CONFIG=asan, CONFIG=tsan    the same under the sanitizers'
 	@echo 'make check-broken   plants each bug of tests/broken/ and demands that its test catches it'
+	@echo 'make check-waits    drops each wait of the CUDA back end in turn: a test has to show it'
+	@echo 'make coverage-cuda  the lines of kernels/cuda/ that no test executes'
 	@echo 'make check-long     the checks that take long or need a network (docs/checks.md)'
 	@echo 'make gpu-check      proves the CUDA back end on the GPUs here, in eight minutes at most'
 	@echo '                    (docs/gpu-check.md); gpu-bundle packs build/gpu/ for another machine'
@@ -360,7 +366,7 @@ help:
 	@echo 'make format         clang-format over the sources; format-check only looks'
 	@echo 'make tidy           the rules of the tree: lengths, names, words, every test run'
 	@echo 'make clean          removes build/'
-	@echo 'CONFIG=release|debug|poison|asan|tsan chooses the build, V=1 shows the commands.'
+	@echo 'CONFIG=release|debug|poison|asan|tsan|coverage chooses the build, V=1 shows the commands.'
 
 deps:
 	@scripts/deps.sh $(DEPS)
@@ -376,6 +382,15 @@ test:
 check-broken:
 	$(build) CONFIG=release tests
 	@python3 tests/check_broken.py $(VARIANTS)
+
+check-waits:
+	$(build) CONFIG=release tests
+	@python3 tests/check_waits.py $(SITES)
+
+coverage-cuda:
+	$(build) CONFIG=coverage standin \
+	  $(patsubst %.c,build/coverage/%,$(wildcard tests/test_cuda_*.c))
+	@python3 tests/coverage_cuda.py
 
 check-long:
 	@scripts/check-long.sh $(CHECKS)
@@ -411,6 +426,7 @@ clean:
 	rm -rf build
 
 .PHONY: all tests standin gpu-standin gpu-parts gpu-bundle gpu-check bench-tools help deps \
-        quickstart test check-broken check-long bench format format-check tidy clean
+        quickstart test check-broken check-waits coverage-cuda check-long bench format \
+        format-check tidy clean
 .SECONDARY:
 -include $(shell find $(O) -name '*.d' 2>/dev/null)

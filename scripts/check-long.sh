@@ -11,6 +11,8 @@
 #   flat           1,000 steps and 100 saves of a small model, in each tier: private memory stays as
 #                  large as it was at step 50
 #   broken         every planted bug of tests/broken/ (half an hour; .ci/run has time for some)
+#   waits          each wait of the CUDA back end dropped in turn: a test shows it (on the stand-in)
+#   coverage       no line of kernels/cuda/ that no test executes (on the stand-in)
 #   transformers   Hugging Face transformers loads what training wrote and computes the same loss;
 #                  with torch's AdamW it trains models of other shapes beside the program (both from
 #                  PyPI, in a virtual environment outside the tree)
@@ -130,9 +132,19 @@ broken() {
     echo "ok all_planted_bugs_are_caught"
 }
 
+waits() {
+    make --no-print-directory check-waits || return 1
+    echo "ok each_dropped_wait_shows: $(tail -n 1 "$long/waits.out")"
+}
+
+coverage() {
+    make --no-print-directory coverage-cuda || return 1
+    echo "ok every_line_is_executed: $(tail -n 1 "$long/coverage.out")"
+}
+
 make --no-print-directory -j"$(nproc)" all || exit 1
-all="kills resume faults environment flat tsan broken transformers ranks adam avx512 world"
-all="$all gpu report distributions"
+all="kills resume faults environment flat tsan broken waits coverage transformers ranks adam"
+all="$all avx512 world gpu report distributions"
 for check in ${*:-$all}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
@@ -142,6 +154,8 @@ for check in ${*:-$all}; do
         flat) stage flat python3 tests/long/flat.py ;;
         tsan) stage tsan make test CONFIG=tsan STRICT=1 ;;
         broken) stage broken broken ;;
+        waits) stage waits waits ;;
+        coverage) stage coverage coverage ;;
         transformers) stage transformers transformers ;;
         ranks) stage ranks ranks ;;
         adam) stage adam adam ;;

@@ -122,7 +122,8 @@ def call(command, **options):
                           stderr=subprocess.STDOUT, text=True, errors="replace", **options)
 
 
-def make_copy():
+def make_copy(*more):
+    """With what is built for release, and for these configurations."""
     shutil.rmtree(COPY, ignore_errors=True)
     listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT,
                             check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -134,7 +135,7 @@ def make_copy():
     build = os.path.join(COPY, "build")
     os.makedirs(build, exist_ok=True)
     # Copies with their times, so that make finds them up to date.
-    for name in ("release", "spillway", "libspillway_mpi.so"):
+    for name in ("release", "spillway", "libspillway_mpi.so", *more):
         source = os.path.join(ROOT, "build", name)
         if os.path.isdir(source):
             shutil.copytree(source, os.path.join(build, name))

@@ -34,10 +34,11 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # In tests/, but no tests themselves.
 TOOLS = {"run.py", "kernel_report.py", "support.py", "support_processes.py", "check_broken.py",
-         "tidy.py"}
+         "check_waits.py", "coverage_cuda.py", "tidy.py"}
 TIME_LIMIT_S = 150
-SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3}  # how much longer a configuration may take
-OUTPUT_LINES_MAX = 120                         # shown of one failing program
+# How much longer a configuration may take.
+SLOWDOWN = {"asan": 4, "tsan": 8, "debug": 3, "coverage": 4}
+OUTPUT_LINES_MAX = 120  # shown of one failing program
 CMOCKA_LINE = re.compile(r"\[ *(RUN|OK|FAILED|SKIPPED|ERROR) *\] (\S.*)$")
 SCRIPT_LINE = re.compile(r"(ok|FAIL|skip) ([^:]+)(?:: (.*))?$")
 
