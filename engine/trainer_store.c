@@ -6,6 +6,7 @@
  * stretches of steps. */
 #include "engine/trainer_internal.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -382,10 +383,11 @@ int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record) {
     int ret = 0;
     if (placed->tier == SW_TIER_HOST)
         memcpy(r->host_state + placed->record_offset, record, placed->record_bytes);
-    if (placed->tier == SW_TIER_DEVICE)
+    if (placed->tier == SW_TIER_DEVICE) {
+        assert(placed->weight_tier == SW_TIER_DEVICE); /* so the weights' sync covers this copy */
         ret = r->device.ops->copy_h2d(r->stream, r->device_state + placed->record_offset, record,
                                       placed->record_bytes);
-    if (ret == 0) ret = r->device.ops->stream_sync(r->stream);
+    }
     if (ret < 0) return ret;
     sw_trainer_round_masters(r, c, record, r->t->weight_buffer);
     return sw_trainer_put_weights(r, c);

@@ -10,7 +10,8 @@ one fails, by wrong bits, a report or a hang. Which ones:
     kernels/cuda/*.cu, .h  test_cuda_operators, test_cuda_attention, test_cuda_adam and
                            cuda_modes.py; the three programs under TSan; the tests of cuda.py
     kernels/cuda/*.c       the same with test_cuda_device
-    engine/, offload/      the tests of cuda.py, each for itself
+    engine/, offload/      the tests of cuda.py, each for itself; one of them where new memory is
+                           NaN, which shows what was to be cleared
 
 A site that no test catches is a failure, unless EXCUSED names it with a reason. The last line is
 "N sites, N caught", with "N excused" and "N missed" where there are such.
@@ -38,6 +39,7 @@ CALL = re.compile(r"""(?P<receiver>(?:\w+(?:\[[^][]*\])?(?:->|\.))*)\b(?P<name>
 FOLDERS = ("kernels/cuda/*.c", "engine/*.c", "offload/*.c", "kernels/cuda/*.h", "kernels/cuda/*.cu")
 KERNEL_TESTS = ["tests/test_cuda_operators", "tests/test_cuda_attention", "tests/test_cuda_adam"]
 DEVICE_TESTS = ["tests/test_cuda_device"]
+LATE = ("tests/cuda.py", "copies_of_memory_that_is_not_pinned_may_run_late_too")
 
 
 class Test(broken.Variant):
@@ -119,7 +121,8 @@ class Tests:
         device = [Test(name) for name in DEVICE_TESTS]
         races = [Test(name, config="tsan") for name in DEVICE_TESTS + KERNEL_TESTS]
         self.by_kind = {"device": [device + kernels, races, whole],
-                        "kernel": [kernels, races[len(device):], whole], "engine": [whole]}
+                        "kernel": [kernels, races[len(device):], whole],
+                        "engine": [whole, [Test(LATE[0], LATE[1], config="poison")]]}
         self.known = set()
 
     def groups(self, file):

@@ -80,15 +80,21 @@ def no_placement_overlap_or_order_of_threads_changes_a_bit():
 
 @t.test
 def copies_of_memory_that_is_not_pinned_may_run_late_too():
-    """CUDA waits for some of them; kernels/device.h does not promise it."""
-    more = ["--optimizer", "device", "--params", "device", "--schedule", "constant", "--warmup", 0]
+    """CUDA waits for some of them; kernels/device.h does not promise it. The tiers are such that
+    each copy is the last one before its buffer is used again."""
+    more = ["--schedule", "constant", "--warmup", 0]
     late = {"STANDIN_PAGEABLE": "late", "STANDIN_STREAMS": "last"}
     with t.folder() as tmp:
         train(f"{tmp}/want", *more, steps=4)
-        train(f"{tmp}/out", *more, "--keep-store", steps=2, env=late)
-        run = train(f"{tmp}/out", *more, "--resume", steps=4, env=late)
-        t.contains(run.stdout, "going on after step 2", "resume", run)
-        t.check(outcome(f"{tmp}/out")[1:] == outcome(f"{tmp}/want")[1:], "after a resume", run)
+        for begin, then in (("device", "device"), ("host", "device")):
+            out = f"{tmp}/{begin}"
+            for steps, optimizer, how in ((2, begin, "--keep-store"), (4, then, "--resume")):
+                run = train(out, *more, "--params", "device", "--optimizer", optimizer, how,
+                            steps=steps, env=late)
+            t.contains(run.stdout, "going on after step 2", "resume", run)
+            t.check(outcome(out)[1:] == outcome(f"{tmp}/want")[1:], f"{begin}, {then}", run)
+        run = train(f"{tmp}/streamed", *more, "--params", "host", steps=4, env=late)
+        t.check(outcome(f"{tmp}/streamed")[1:] == outcome(f"{tmp}/want")[1:], "streamed", run)
 
 
 @t.test

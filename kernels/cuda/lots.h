@@ -100,16 +100,15 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
-/* In every thread; the block is whole warps. */
+/* In every thread; the block is whole warps. Once between two barriers of the block: the last reads
+ * of `part` are not waited for. */
 __device__ __forceinline__ float block_sum(float x) {
     GPU_SHARED(float, part, [32]);
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
     x = warp_sum(x);
     if (lane == 0) part[threadIdx.x >> 5] = x;
     __syncthreads();
-    x = warp_sum(lane < warps ? part[lane] : 0.0f);
-    __syncthreads(); /* part may be used again at once */
-    return x;
+    return warp_sum(lane < warps ? part[lane] : 0.0f);
 }
 
 /* ---- on the host ---- */
