@@ -122,7 +122,7 @@ class Tests:
         races = [Test(name, config="tsan") for name in DEVICE_TESTS + KERNEL_TESTS]
         self.by_kind = {"device": [device + kernels, races, whole],
                         "kernel": [kernels, races[len(device):], whole],
-                        "engine": [whole, [Test(LATE[0], LATE[1], config="poison")]]}
+                        "engine": [whole, [Test(LATE[0], LATE[1], config="asan")]]}
         self.known = set()
 
     def groups(self, file):
@@ -211,7 +211,7 @@ def main():
         print(f"MISSED {file}: no wait reads '{source}', which is excused")
     if args.list:
         return 1 if stale else 0
-    broken.make_copy("tsan")
+    broken.make_copy("tsan", "asan")
     caught, missed, left = check([s for s in sites if s not in excused], Tests(), args.seconds)
     missed += len(stale) + (not sites)
     shutil.rmtree(os.path.join(broken.COPY, "build", "tmp"), ignore_errors=True)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The tests of the CUDA device once more, with the CPU stand-in in its other moods.
 
-Threads in reverse and in random order, with strict rules of who may miss a barrier; cp.async at
-once; device memory that the host cannot touch; other seeds of late streams. Results are the same,
-or a kernel relies on what nobody promises.
+Threads in reverse and in random order, with strict rules of who may miss a barrier; one warp as far
+as it can go before the next; cp.async at once; device memory that the host cannot touch; other
+seeds of late streams. Results are the same, or a kernel relies on what nobody promises.
 """
 import os
 import subprocess
@@ -17,6 +17,7 @@ MODES = {
     "reverse": {"STANDIN_SCHED": "rev", "STANDIN_STRICT": "1", "STANDIN_STREAMS": "late:1"},
     "random": {"STANDIN_SCHED": "rand:1", "STANDIN_STRICT": "1", "STANDIN_STREAMS": "late:2"},
     "random, early copies": {"STANDIN_SCHED": "rand:2", "STANDIN_COPY": "early"},
+    "warps ahead, early copies": {"STANDIN_SCHED": "ahead", "STANDIN_COPY": "early"},
     "guarded": {"STANDIN_GUARD": "1", "STANDIN_STREAMS": "late:3"},
 }
 if t.SANITIZED:  # each test takes long, and the sanitizers have seen the order that is usual

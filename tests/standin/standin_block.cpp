@@ -186,6 +186,8 @@ STANDIN_INTERNAL void try_warp(Worker &w, int index, uint32_t mask, Collective f
         w.ready.push_back(&t);
     }
     permute(w, from);
+    if (settings().warps_run_ahead) /* before all others that are ready */
+        std::rotate(w.ready.begin() + (long)w.head, w.ready.begin() + (long)from, w.ready.end());
 }
 
 STANDIN_INTERNAL void leave(Worker &w, Thread *t) {

@@ -52,6 +52,7 @@ struct Settings {
     uint64_t seed = 1, stream_seed = 1;
     bool strict = false, guard = false, copy_early = false, streams_sync = false;
     bool pageable_late = false, streams_last = false;
+    bool warps_run_ahead = false;
     int threads = 1, devices = 1, error = 0;
     size_t memory = (size_t)64 << 30;
 };

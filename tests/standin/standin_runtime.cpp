@@ -26,6 +26,7 @@ Settings read_settings() {
     Settings s;
     const char *text = getenv("STANDIN_SCHED");
     if (text && !strncmp(text, "rev", 3)) s.order = REVERSE;
+    s.warps_run_ahead = text && !strncmp(text, "ahead", 5);
     if (text && !strncmp(text, "rand", 4)) {
         s.order = RANDOM;
         s.seed = number_behind(text, 0) * 2 + 1;
