@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS)
             sums[n] = sum;
         }
     }
-    __syncthreads();
+    /* Each thread its own sums; the totals are whole since the last barrier. */
     for (int n = (int)threadIdx.x; n < tile; n += THREADS) sums[n] /= total[n / l.dim];
     if ((int)threadIdx.x < l.edge && q0 + (int)threadIdx.x < l.time)
         lse[lse_first(l, head) + (uint64_t)(q0 + (int)threadIdx.x)] =
