@@ -103,7 +103,7 @@ struct sw_device_group_ops {
     int (*numerics)(char *out, size_t size);  /* what sums depend on; as snprintf() */
 };
 
-enum { SW_BUS_ADDRESS_BYTES = 24 };
+enum { SW_BUS_ADDRESS_BYTES = 24, SW_CLOCK_NS = 250000000 };
 
 struct sw_device_ops {
     const char *name;                        /* "host", "cuda" */
@@ -135,6 +135,22 @@ struct sw_device_ops {
     int (*event_record)(struct sw_event *e, struct sw_stream *s);
     int (*stream_wait)(struct sw_stream *s, struct sw_event *e); /* e was recorded before */
     int (*event_wait)(struct sw_event *e); /* blocks the caller, no spinning */
+
+    /* When work ran on streams, by sw_now_ns(). Back ends that run everything inside the call have
+     * none of these four (NULL): there the caller's own clock tells.
+     *
+     * An event that keeps its time; else as event_create's. */
+    int (*timed_event_create)(struct sw_device *d, struct sw_event **out);
+    /* Compares the device's clock with the host's, once each SW_CLOCK_NS at most: to be called
+     * before the first event is recorded, outside steps, and about that often from then on, while
+     * times are wanted. Does not wait for work on other streams. 1: it has; 0: not now; or -errno.
+     * One thread at a time, together with the two below. */
+    int (*clock_set)(struct sw_device *d);
+    /* When a timed event happened. -EAGAIN: not yet, or it is not known yet; not reported. */
+    int (*event_ns)(struct sw_event *e, uint64_t *ns);
+    /* How far off event_ns may have been at most, but for what the clocks drift apart in between.
+     */
+    uint64_t (*clock_error_ns)(struct sw_device *d);
 
     int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);

@@ -221,6 +221,42 @@ static void a_wait_is_for_the_last_record_before_it(void **state) {
     cudaFreeHost(pinned);
 }
 
+static void sleep_20_ms(void *data) {
+    (void)data;
+    usleep(20000);
+}
+
+/* Between two events that keep time lies the work between them; before it ran there is no time, and
+ * other events never have one. */
+static void times_of_events_are_those_of_the_work(void **state) {
+    (void)state;
+    cudaStream_t s;
+    cudaEvent_t from, to, other = event_new();
+    float ms = -1.0f;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&from, cudaEventDefault);
+    cudaEventCreateWithFlags(&to, cudaEventBlockingSync);
+    assert_int_equal(cudaEventElapsedTime(&ms, from, to), cudaErrorInvalidResourceHandle);
+    for (int round = 0; round < 5; round++) {
+        cudaEventRecord(from, s);
+        cudaLaunchHostFunc(s, sleep_20_ms, NULL);
+        cudaEventRecord(to, s);
+        assert_int_equal(cudaEventElapsedTime(&ms, from, to), cudaErrorNotReady);
+        cudaEventRecord(other, s);
+        assert_int_equal(cudaEventSynchronize(to), cudaSuccess);
+        assert_int_equal(cudaEventElapsedTime(&ms, from, to), cudaSuccess);
+        assert_true(ms >= 20.0f);
+        assert_int_equal(cudaEventElapsedTime(&ms, to, from), cudaSuccess);
+        assert_true(ms <= -20.0f);
+        assert_int_equal(cudaEventElapsedTime(&ms, from, other), cudaErrorInvalidResourceHandle);
+    }
+    cudaGetLastError();
+    cudaEventDestroy(from);
+    cudaEventDestroy(to);
+    cudaEventDestroy(other);
+    cudaStreamDestroy(s);
+}
+
 static void work_of_a_destroyed_stream_still_runs(void **state) {
     (void)state;
     unsigned char *there, *pinned;
@@ -388,6 +424,7 @@ int main(void) {
         cmocka_unit_test(wrong_addresses_are_found),
         cmocka_unit_test(host_functions_run_in_order_in_one_thread),
         cmocka_unit_test(a_wait_is_for_the_last_record_before_it),
+        cmocka_unit_test(times_of_events_are_those_of_the_work),
         cmocka_unit_test(work_of_a_destroyed_stream_still_runs),
         cmocka_unit_test(the_null_stream_waits_for_blocking_streams),
         cmocka_unit_test(collectives_are_those_of_nccl),

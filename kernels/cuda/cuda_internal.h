@@ -26,6 +26,24 @@ struct sw_cuda_product {
     cublasLtMatmulAlgo_t algo;
 };
 
+/* Where a device's clock and the host's met: an event, and the host's time of it. */
+struct sw_cuda_base {
+    cudaEvent_t event;
+    uint64_t host_ns, error_ns; /* it was then, give or take this */
+    double device_ms;           /* since the first base */
+};
+
+enum { SW_CUDA_BASES = 512 };
+
+/* clock_cuda.c; for one thread at a time. */
+struct sw_cuda_clock {
+    cudaStream_t stream; /* its own, always idle */
+    cudaEvent_t spare;   /* of the attempt at hand */
+    struct sw_cuda_base bases[SW_CUDA_BASES];
+    uint64_t count; /* of bases so far; the last SW_CUDA_BASES are kept */
+    uint64_t tried_ns, error_ns_max;
+};
+
 struct sw_device {
     int index;
     cublasLtHandle_t blas;
@@ -34,11 +52,18 @@ struct sw_device {
     int product_count;
     struct sw_cuda_allocation *allocations;
     char numerics[512];
+    struct sw_cuda_clock clock;
+};
+
+struct sw_event {
+    struct sw_device *device;
+    cudaEvent_t event;
 };
 
 struct sw_stream {
     struct sw_device *device;
     cudaStream_t stream;
+    struct sw_event *synced; /* stream_sync's */
     void *workspace;
 };
 
@@ -56,6 +81,12 @@ int sw_cuda_gemm_open(struct sw_device *d);
 void sw_cuda_gemm_close(struct sw_device *d);
 int sw_cuda_gemm_prepare(struct sw_stream *s); /* the stream's workspace */
 int sw_cuda_gemm(struct sw_stream *s, const struct sw_gemm *g);
+
+/* clock_cuda.c: its part of the table; close leaves nothing. */
+int sw_cuda_clock_set(struct sw_device *d);
+int sw_cuda_event_ns(struct sw_event *e, uint64_t *ns);
+uint64_t sw_cuda_clock_error_ns(struct sw_device *d);
+void sw_cuda_clock_close(struct sw_device *d);
 
 /* operators_cuda.c: fills the operators' part of the table. */
 void sw_cuda_operators(struct sw_device_ops *ops);

@@ -2,8 +2,9 @@
  * one symbol.
  *
  * Streams do not wait for the null stream, and nothing runs there but the zeroing of new memory.
- * Events neither time nor spin: who waits for one sleeps. libcuda is never linked, so the plugin
- * can be opened where there is no driver, and says so. */
+ * Events do not spin: who waits for one sleeps; those that keep their time are clock_cuda.c's to
+ * read. libcuda is never linked, so the plugin can be opened where there is no driver, and says so.
+ */
 #include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -23,11 +24,6 @@ enum { FILL = 0xFF }; /* NaN in every type: what relies on zeros shows at once *
 #else
 enum { FILL = 0 };
 #endif
-
-struct sw_event {
-    struct sw_device *device;
-    cudaEvent_t event;
-};
 
 /* What cudaMalloc gave, and the page within it that the caller has. */
 struct sw_cuda_allocation {
@@ -149,6 +145,40 @@ static void cuda_unpin(struct sw_device *d, void *p) {
 
 /* ---- streams and events ---- */
 
+static int event_new(struct sw_device *d, unsigned flags, struct sw_event **out) {
+    int ret = sw_cuda_enter(d);
+    if (ret < 0) return ret;
+    struct sw_event *e = calloc(1, sizeof(*e));
+    if (!e) {
+        sw_error("CUDA device %d: no memory for an event", d->index);
+        return -ENOMEM;
+    }
+    e->device = d;
+    ret = sw_cuda_check(d, cudaEventCreateWithFlags(&e->event, cudaEventBlockingSync | flags),
+                        "an event cannot be made");
+    if (ret < 0) {
+        free(e);
+        return ret;
+    }
+    *out = e;
+    return 0;
+}
+
+static int cuda_event_create(struct sw_device *d, struct sw_event **out) {
+    return event_new(d, cudaEventDisableTiming, out);
+}
+
+static int cuda_timed_event_create(struct sw_device *d, struct sw_event **out) {
+    return event_new(d, 0, out);
+}
+
+static void cuda_event_destroy(struct sw_event *e) {
+    if (!e) return;
+    sw_cuda_enter(e->device);
+    cudaEventDestroy(e->event);
+    free(e);
+}
+
 static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
     int ret = sw_cuda_enter(d);
     if (ret < 0) return ret;
@@ -160,12 +190,16 @@ static int cuda_stream_create(struct sw_device *d, struct sw_stream **out) {
     s->device = d;
     ret = sw_cuda_check(d, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking),
                         "a stream cannot be made");
-    if (ret < 0) {
-        free(s);
-        return ret;
+    if (ret < 0) goto fail;
+    ret = cuda_event_create(d, &s->synced);
+    if (ret == 0) {
+        *out = s;
+        return 0;
     }
-    *out = s;
-    return 0;
+    cudaStreamDestroy(s->stream);
+fail:
+    free(s);
+    return ret;
 }
 
 static void cuda_stream_destroy(struct sw_stream *s) {
@@ -174,34 +208,8 @@ static void cuda_stream_destroy(struct sw_stream *s) {
     sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
     cudaStreamDestroy(s->stream);
     sw_cuda_check(s->device, cudaFree(s->workspace), "memory cannot be given back");
+    cuda_event_destroy(s->synced);
     free(s);
-}
-
-static int cuda_event_create(struct sw_device *d, struct sw_event **out) {
-    int ret = sw_cuda_enter(d);
-    if (ret < 0) return ret;
-    struct sw_event *e = calloc(1, sizeof(*e));
-    if (!e) {
-        sw_error("CUDA device %d: no memory for an event", d->index);
-        return -ENOMEM;
-    }
-    e->device = d;
-    ret = sw_cuda_check(
-        d, cudaEventCreateWithFlags(&e->event, cudaEventBlockingSync | cudaEventDisableTiming),
-        "an event cannot be made");
-    if (ret < 0) {
-        free(e);
-        return ret;
-    }
-    *out = e;
-    return 0;
-}
-
-static void cuda_event_destroy(struct sw_event *e) {
-    if (!e) return;
-    sw_cuda_enter(e->device);
-    cudaEventDestroy(e->event);
-    free(e);
 }
 
 static int cuda_event_record(struct sw_event *e, struct sw_stream *s) {
@@ -225,13 +233,8 @@ static int cuda_event_wait(struct sw_event *e) {
 
 /* Through an event, because a wait for the stream itself would spin. */
 static int cuda_stream_sync(struct sw_stream *s) {
-    struct sw_event *e = NULL;
-    int ret = cuda_event_create(s->device, &e);
-    if (ret < 0) return ret;
-    ret = cuda_event_record(e, s);
-    if (ret == 0) ret = cuda_event_wait(e);
-    cuda_event_destroy(e);
-    return ret;
+    const int ret = cuda_event_record(s->synced, s);
+    return ret < 0 ? ret : cuda_event_wait(s->synced);
 }
 
 static int cuda_prepare(struct sw_stream *s, int products) {
@@ -274,6 +277,7 @@ static void cuda_close(struct sw_device *d) {
     if (!d) return;
     assert(!d->allocations); /* and no streams */
     sw_cuda_enter(d);
+    sw_cuda_clock_close(d);
     sw_cuda_gemm_close(d);
     pthread_mutex_destroy(&d->lock);
     free(d);
@@ -342,6 +346,10 @@ static void cuda_ops_fill(void) {
         .event_record = cuda_event_record,
         .stream_wait = cuda_stream_wait,
         .event_wait = cuda_event_wait,
+        .timed_event_create = cuda_timed_event_create,
+        .clock_set = sw_cuda_clock_set,
+        .event_ns = sw_cuda_event_ns,
+        .clock_error_ns = sw_cuda_clock_error_ns,
         .copy_h2d = cuda_copy_h2d,
         .copy_d2h = cuda_copy_d2h,
         .copy_d2d = cuda_copy_d2d,

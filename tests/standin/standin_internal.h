@@ -44,6 +44,8 @@ namespace standin {
  * STANDIN_THREADS=N               blocks that run at a time
  * STANDIN_DEVICES=N               how many devices there are
  * STANDIN_MEMORY=BYTES            of each
+ * STANDIN_TIMES=PATH              where each stream says at its end how long its work took, in ns
+ * STANDIN_DRIFT=PPM               how much faster the devices' clock goes than the host's
  * STANDIN_ERROR=N                 what cudaGetDeviceCount returns instead of success
  */
 enum Order { FORWARD, REVERSE, RANDOM };
@@ -54,6 +56,8 @@ struct Settings {
     bool pageable_late = false, streams_last = false;
     bool warps_run_ahead = false;
     int threads = 1, devices = 1, error = 0;
+    double drift_ppm = 0;
+    const char *times = nullptr;
     size_t memory = (size_t)64 << 30;
 };
 const Settings &settings();

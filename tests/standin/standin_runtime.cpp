@@ -35,6 +35,8 @@ Settings read_settings() {
     s.guard = number_of("STANDIN_GUARD", 0) != 0;
     s.devices = (int)number_of("STANDIN_DEVICES", 1);
     s.error = (int)number_of("STANDIN_ERROR", 0);
+    s.drift_ppm = (double)number_of("STANDIN_DRIFT", 0);
+    s.times = getenv("STANDIN_TIMES");
     s.memory = (size_t)number_of("STANDIN_MEMORY", (long)s.memory);
     const unsigned cores = std::thread::hardware_concurrency();
     s.threads = (int)number_of("STANDIN_THREADS", cores < 1 ? 1 : cores > 4 ? 4 : (long)cores);
@@ -148,6 +150,10 @@ const char *cudaGetErrorName(cudaError_t error) {
         return "cudaErrorInsufficientDriver";
     case cudaErrorNoDevice:
         return "cudaErrorNoDevice";
+    case cudaErrorNotReady:
+        return "cudaErrorNotReady";
+    case cudaErrorInvalidResourceHandle:
+        return "cudaErrorInvalidResourceHandle";
     default:
         return "another error of CUDA";
     }

@@ -7,16 +7,21 @@
  * for nothing, as in CUDA.
  *
  * One piece of work runs at a time, in the thread that happens to need it; whoever needs it too
- * waits. Host functions run in one thread, one after the other. A collective's parts wait at the
- * front of their streams until all are there. */
+ * waits. The time of an event that keeps it is when its stream got there: a stream goes on from
+ * such a record only as far as something wants, but for the first record behind a piece of work,
+ * which happens with that work. So what such events lie around has the time that it took, and what
+ * was not awaited has none yet. Host functions run in one thread, one after the other. A
+ * collective's parts wait at the front of their streams until all are there. */
 #include "standin_internal.h"
 
 #include <chrono>
+#include <cstdio>
+#include <ctime>
 #include <thread>
 
 namespace standin {
 namespace {
-enum Kind { WORK, WAIT, HOST, PART };
+enum Kind { WORK, WAIT, HOST, PART, RECORD };
 
 struct Item {
     Kind kind;
@@ -24,7 +29,8 @@ struct Item {
     StreamPtr stream; /* WAIT: until it has done `position` items */
     uint64_t position = 0;
     std::shared_ptr<Meeting> meeting;
-    bool started = false; /* HOST */
+    std::shared_ptr<uint64_t> time_ns; /* RECORD: to be filled */
+    bool started = false;              /* HOST */
 };
 
 constexpr int DEADLOCK_S = 60, DEPTH_MAX = 4096;
@@ -34,8 +40,10 @@ struct Stream {
     int device = 0;
     bool waits_for_null = false; /* made without cudaStreamNonBlocking */
     bool destroyed = false;
+    bool records_at_once = false; /* the last thing done was work */
     std::deque<Item> items;
     uint64_t submitted = 0, done = 0;
+    uint64_t work_ns = 0; /* that its work took */
 };
 
 namespace {
@@ -56,10 +64,36 @@ uint64_t next_random() {
     return random_state >> 16;
 }
 
+/* The device's clock: the host's, or one that goes faster. */
+uint64_t now_ns() {
+    static uint64_t first_ns = 0;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    const uint64_t ns = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    if (!first_ns) first_ns = ns;
+    return ns + (uint64_t)((double)(ns - first_ns) * settings().drift_ppm * 1e-6);
+}
+
 void pop(Stream &s) {
     s.items.pop_front();
     s.done++;
+    s.records_at_once = false;
     changed.notify_all();
+}
+
+bool is_record(const Stream &s) {
+    return !s.items.empty() && s.items.front().kind == RECORD;
+}
+
+void take_record(Stream &s) {
+    *s.items.front().time_ns = now_ns();
+    pop(s);
+}
+
+void pop_work(Stream &s) {
+    pop(s);
+    s.records_at_once = s.items.empty();
+    if (is_record(s)) take_record(s);
 }
 
 void serve_host_functions() {
@@ -71,7 +105,7 @@ void serve_host_functions() {
         held.unlock();
         next.second();
         held.lock();
-        pop(*next.first);
+        pop_work(*next.first);
     }
 }
 
@@ -92,8 +126,10 @@ bool all_are_here(const Meeting &m) {
     return true;
 }
 
-void run_work(std::unique_lock<std::mutex> &held, const std::function<void()> &work) {
+/* Returns how long it took. */
+uint64_t run_work(std::unique_lock<std::mutex> &held, const std::function<void()> &work) {
     running = true;
+    const uint64_t start_ns = now_ns();
     held.unlock();
     {
         MemoryOpen open;
@@ -101,11 +137,12 @@ void run_work(std::unique_lock<std::mutex> &held, const std::function<void()> &w
     }
     held.lock();
     running = false;
+    return now_ns() - start_ns;
 }
 
 void run_meeting(std::unique_lock<std::mutex> &held, const std::shared_ptr<Meeting> &m) {
     if (m->run) run_work(held, m->run);
-    for (const StreamPtr &s : m->streams) pop(*s);
+    for (const StreamPtr &s : m->streams) pop_work(*s);
 }
 
 /* Runs the stream's front item if it can run now; whether something moved. */
@@ -117,6 +154,10 @@ bool step(std::unique_lock<std::mutex> &held, const StreamPtr &s) {
         pop(*s);
         return true;
     }
+    if (item.kind == RECORD) {
+        take_record(*s);
+        return true;
+    }
     if (item.kind == HOST) {
         if (item.started) return false;
         start_host_function(s, item);
@@ -125,7 +166,7 @@ bool step(std::unique_lock<std::mutex> &held, const StreamPtr &s) {
     if (item.kind == PART) {
         const std::shared_ptr<Meeting> meeting = item.meeting;
         if (meeting->abandoned) {
-            pop(*s);
+            pop_work(*s);
             return true;
         }
         if (!all_are_here(*meeting)) return false;
@@ -133,8 +174,8 @@ bool step(std::unique_lock<std::mutex> &held, const StreamPtr &s) {
         return true;
     }
     const std::function<void()> work = std::move(item.work);
-    run_work(held, work);
-    pop(*s);
+    s->work_ns += run_work(held, work);
+    pop_work(*s);
     return true;
 }
 
@@ -176,6 +217,12 @@ void forget_finished() {
         }
 }
 
+bool has_more_than_records(const Stream &s) {
+    for (const Item &item : s.items)
+        if (item.kind != RECORD) return true;
+    return false;
+}
+
 /* Chance lets a little run at each submission, so that both orders of what is unordered occur. */
 void let_some_run(std::unique_lock<std::mutex> &held, const StreamPtr &submitted) {
     if (settings().streams_sync) {
@@ -185,7 +232,10 @@ void let_some_run(std::unique_lock<std::mutex> &held, const StreamPtr &submitted
     }
     if (settings().streams_last || next_random() % 4 || streams.empty()) return;
     const StreamPtr lucky = streams[next_random() % streams.size()];
-    for (uint64_t n = next_random() % 4 + 1; n > 0 && !running && step(held, lucky); n--) {
+    for (uint64_t n = next_random() % 4 + 1; n > 0 && !running && has_more_than_records(*lucky);) {
+        const bool counts = !is_record(*lucky); /* and goes on behind a record */
+        if (!step(held, lucky)) break;
+        n -= counts;
     }
     forget_finished();
 }
@@ -287,6 +337,9 @@ namespace {
 struct Event {
     StreamPtr stream; /* none: never recorded */
     uint64_t position = 0;
+    bool timed = false;
+    std::shared_ptr<uint64_t>
+        time_ns; /* of a timed one that was recorded; 0: it has not happened */
 };
 Event *event_of(cudaEvent_t event) {
     return reinterpret_cast<Event *>(event);
@@ -314,6 +367,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     std::lock_guard<std::mutex> held(lock);
     auto *s = reinterpret_cast<StreamPtr *>(stream);
     (*s)->destroyed = true;
+    if (settings().times) {
+        if (FILE *file = fopen(settings().times, "a")) {
+            fprintf(file, "%d %llu\n", (*s)->device, (unsigned long long)(*s)->work_ns);
+            fclose(file);
+        }
+    }
     delete s;
     forget_finished();
     return cudaSuccess;
@@ -357,9 +416,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
     MAY_FAIL(cudaErrorMemoryAllocation);
-    *out = reinterpret_cast<cudaEvent_t>(new Event);
+    auto *event = new Event;
+    event->timed = !(flags & cudaEventDisableTiming);
+    *out = reinterpret_cast<cudaEvent_t>(event);
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -369,8 +430,27 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     MAY_FAIL(cudaErrorLaunchFailure);
     const StreamPtr s = stream_of(stream);
+    std::unique_lock<std::mutex> held(lock);
+    Event *e = event_of(event);
+    if (e->timed) {
+        Item item{};
+        item.kind = RECORD;
+        item.time_ns = e->time_ns = std::make_shared<uint64_t>(0);
+        order_with_null(s);
+        push(s, std::move(item));
+        if (s->records_at_once && s->items.size() == 1) take_record(*s);
+        if (settings().streams_sync) let_some_run(held, s);
+    }
+    e->stream = s;
+    e->position = s->submitted;
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     std::lock_guard<std::mutex> held(lock);
-    *event_of(event) = Event{s, s->submitted};
+    const Event *a = event_of(from), *b = event_of(to);
+    if (!a->time_ns || !b->time_ns) return fail(cudaErrorInvalidResourceHandle);
+    if (!*a->time_ns || !*b->time_ns) return fail(cudaErrorNotReady);
+    *ms = (float)((double)(int64_t)(*b->time_ns - *a->time_ns) * 1e-6);
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
