@@ -1,4 +1,5 @@
-/* engine/executor.c - lane threads, their counters, and the ring of runs. */
+/* engine/executor.c - lane threads, their counters, the ring of runs, and the thread that tells
+ * when tasks ran on a device. */
 #include "engine/executor.h"
 
 #include <assert.h>
@@ -10,6 +11,7 @@
 #include "base/alloc_guard.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/wait.h"
 
 /* Turns that events must outlive: a task waits for this turn's or the one before's. */
 enum { EVENT_TURNS = SW_RUNS_ACTIVE_MAX + 1 };
@@ -30,8 +32,10 @@ struct lane {
     pthread_t thread;
     int started;
     struct sw_stream *stream; /* device lanes */
-    struct sw_event **events; /* by task, modulo event_count */
+    struct sw_event **events; /* by task, modulo event_count: where it ends */
+    struct sw_event **begins; /* where it begins, for devices that keep times; else NULL */
     uint64_t event_count;
+    uint64_t end_ns; /* the timekeeper's: of the last task whose times it knows */
 };
 
 struct sw_executor {
@@ -39,6 +43,10 @@ struct sw_executor {
     struct sw_executor_ops ops;
     void *ctx;
     uint32_t rank_count;
+    struct sw_device *devices[SW_EXECUTOR_RANKS_MAX];
+    int keeps_times; /* the devices do: work runs on them after its call */
+    pthread_t timekeeper;
+    int timekeeper_started;
     struct lane *lanes; /* of lane_of() */
     uint32_t lane_count;
     uint8_t adam_lane[SW_EXECUTOR_RANKS_MAX]; /* by rank */
@@ -141,6 +149,10 @@ static struct sw_event *event_of(struct lane *lane, uint64_t count) {
     return lane->events[(count - 1) % lane->event_count];
 }
 
+static struct sw_event *begin_of(struct lane *lane, uint64_t count) {
+    return lane->begins[(count - 1) % lane->event_count];
+}
+
 /* Host predecessors are over on return; device predecessors are over too for a host lane, and for
  * a device lane the stream waits for them. */
 static int wait_deps(struct lane *lane, const struct sw_run *run, const struct sw_task *task,
@@ -185,6 +197,7 @@ static void leave_run(struct sw_executor *ex, struct sw_run *run) {
     pthread_mutex_unlock(&ex->lock);
 }
 
+/* A task is over and the run knows when; who waits for it is told. */
 static void complete(struct lane *lane, struct sw_run *run, uint32_t index, uint32_t rank,
                      uint64_t end) {
     struct sw_executor *ex = lane->ex;
@@ -203,18 +216,22 @@ static int run_task(struct lane *lane, struct sw_run *run, uint32_t index, uint3
     struct sw_executor *ex = lane->ex;
     const struct sw_task *task = &run->turn->tasks[index];
     const int joint = sw_task_is_joint((enum sw_task_kind)task->kind);
+    const uint64_t count = atomic_load(&counter_of(ex, lane->id, rank)->count) + 1;
     int ret = 0;
     for (uint32_t r = rank; r < (joint ? ex->rank_count : rank + 1) && ret == 0; r++)
         ret = wait_deps(lane, run, task, r);
     if (ret < 0) return ret;
     run->start_ns[sw_run_at(run, task, rank)] = sw_now_ns();
-    ret = ex->ops.run(ex->ctx, run, task, rank, lane->stream);
-    if (ret == 0 && lane->stream) {
-        const uint64_t count = atomic_load(&counter_of(ex, lane->id, rank)->count) + 1;
+    /* Behind the stream's waits, which are no work. */
+    if (lane->begins) ret = ex->device_ops->event_record(begin_of(lane, count), lane->stream);
+    if (ret == 0) ret = ex->ops.run(ex->ctx, run, task, rank, lane->stream);
+    if (ret == 0 && lane->stream)
         ret = ex->device_ops->event_record(event_of(lane, count), lane->stream);
-    }
     if (ret < 0) return ret;
-    complete(lane, run, index, rank, sw_now_ns());
+    if (lane->begins) /* it is submitted; the timekeeper does the rest */
+        advance(counter_of(ex, lane->id, rank));
+    else
+        complete(lane, run, index, rank, sw_now_ns());
     return 0;
 }
 
@@ -351,6 +368,133 @@ static void serve_flights(struct lane *lane) {
     sw_executor_abort(ex, ret);
 }
 
+/* ---- when tasks ran on a device ----
+ *
+ * The timekeeper takes the device lanes' tasks of each run in the turn's order, in which whatever a
+ * task waits for comes before it. It waits until one is submitted and over, sleeping, reads its two
+ * events, and only then is the task done and, after the last one, the run. A lane uses an event
+ * again EVENT_TURNS turns later at the earliest, in a run that is pushed once all but
+ * SW_RUNS_ACTIVE_MAX - 1 runs before it have ended: by then its times have been read. */
+
+static int set_clocks(struct sw_executor *ex) {
+    int ret = 0;
+    for (uint32_t r = 0; r < ex->rank_count && ret >= 0; r++)
+        ret = ex->device_ops->clock_set(ex->devices[r]);
+    return ret < 0 ? ret : 0;
+}
+
+/* Sleeps until something may have changed, so short that the clocks can be set in between. `lock`,
+ * which guards the condition, is not held meanwhile. */
+static int doze(struct sw_executor *ex, pthread_cond_t *changed, pthread_mutex_t *lock) {
+    struct sw_wait wait = {0};
+    sw_wait_for(&wait, changed, lock, 2e-9 * SW_WAIT_STEP_NS);
+    pthread_mutex_unlock(lock);
+    const int ret = set_clocks(ex);
+    pthread_mutex_lock(lock);
+    return ret;
+}
+
+static struct sw_run *await_run(struct sw_executor *ex, uint64_t number) {
+    int ret = 0;
+    pthread_mutex_lock(&ex->lock);
+    while (ex->pushed_count <= number && !ex->closing && !error_of(ex) && ret == 0)
+        ret = doze(ex, &ex->pushed, &ex->lock);
+    struct sw_run *run = ex->pushed_count > number ? &ex->runs[number % SW_RUNS_KEPT] : NULL;
+    pthread_mutex_unlock(&ex->lock);
+    if (ret < 0) sw_executor_abort(ex, ret);
+    return error_of(ex) ? NULL : run;
+}
+
+static int await_submitted(struct sw_executor *ex, struct counter *counter, uint64_t count) {
+    int ret = set_clocks(ex);
+    if (ret < 0 || atomic_load(&counter->count) >= count) return ret;
+    pthread_mutex_lock(&counter->lock);
+    counter->waiters++;
+    while (atomic_load(&counter->count) < count && !error_of(ex) && ret == 0)
+        ret = doze(ex, &counter->changed, &counter->lock);
+    counter->waiters--;
+    pthread_mutex_unlock(&counter->lock);
+    return ret;
+}
+
+/* The times of a lane's task number `count`, counted from 1. */
+static int read_times(struct lane *lane, uint64_t count, uint64_t *start_ns, uint64_t *end_ns) {
+    struct sw_executor *ex = lane->ex;
+    int ret = await_submitted(ex, counter_of(ex, lane->id, lane->rank), count);
+    if (ret == 0) ret = error_of(ex);
+    if (ret == 0) ret = ex->device_ops->event_wait(event_of(lane, count));
+    if (ret == 0) ret = error_of(ex); /* what an abort has ended has no time */
+    if (ret == 0) ret = ex->device_ops->event_ns(begin_of(lane, count), start_ns);
+    if (ret == 0) ret = ex->device_ops->event_ns(event_of(lane, count), end_ns);
+    assert(ret != -EAGAIN); /* both are over */
+    return ret;
+}
+
+/* Several bases of a clock, none of them exact, may make a lane's times cross by as much as that.
+ */
+static void settle_times(struct lane *lane, uint64_t *start_ns, uint64_t *end_ns) {
+    if (*start_ns < lane->end_ns) *start_ns = lane->end_ns;
+    if (*end_ns < *start_ns) *end_ns = *start_ns;
+    lane->end_ns = *end_ns;
+}
+
+/* A task of all ranks. What ranks do together is busy from when the last one has come. */
+static int time_task(struct sw_executor *ex, struct sw_run *run, uint32_t index, uint64_t count) {
+    const struct sw_task *task = &run->turn->tasks[index];
+    const int together = task->kind == SW_TASK_GATHER || task->kind == SW_TASK_SCATTER;
+    uint64_t last_start_ns = 0;
+    int ret = 0;
+    for (uint32_t r = 0; r < ex->rank_count && ret == 0; r++) {
+        const uint64_t at = sw_run_at(run, task, r);
+        ret = read_times(lane_of(ex, task->lane, r), count, &run->start_ns[at], &run->end_ns[at]);
+        if (run->start_ns[at] > last_start_ns) last_start_ns = run->start_ns[at];
+    }
+    for (uint32_t r = 0; r < ex->rank_count && ret == 0; r++) {
+        const uint64_t at = sw_run_at(run, task, r);
+        if (together) run->start_ns[at] = last_start_ns;
+        settle_times(lane_of(ex, task->lane, r), &run->start_ns[at], &run->end_ns[at]);
+        ex->ops.done(ex->ctx, run, task, r);
+    }
+    return ret;
+}
+
+static int time_run(struct sw_executor *ex, struct sw_run *run) {
+    const struct sw_turn *turn = run->turn;
+    uint64_t count[SW_LANE_COUNT];
+    int ret = 0;
+    memcpy(count, run->base, sizeof(count));
+    for (uint32_t i = 0; i < turn->task_count && ret == 0; i++) {
+        const enum sw_lane lane = (enum sw_lane)turn->tasks[i].lane;
+        if (sw_lane_on_device(lane)) ret = time_task(ex, run, i, ++count[lane]);
+    }
+    return ret;
+}
+
+static void *timekeeper_main(void *arg) {
+    struct sw_executor *ex = arg;
+    pthread_setname_np(pthread_self(), "timekeeper");
+    for (uint64_t number = 0;; number++) {
+        struct sw_run *run = await_run(ex, number);
+        if (!run) return NULL;
+        const int ret = time_run(ex, run);
+        if (ret < 0) {
+            sw_executor_abort(ex, ret);
+            return NULL;
+        }
+        leave_run(ex, run);
+    }
+}
+
+static int start_timekeeper(struct sw_executor *ex) {
+    if (!ex->keeps_times) return 0;
+    int ret = set_clocks(ex); /* before the first event */
+    if (ret < 0) return ret;
+    ret = pthread_create(&ex->timekeeper, NULL, timekeeper_main, ex);
+    if (ret) sw_error("cannot start the timekeeper's thread: %s", strerror(ret));
+    ex->timekeeper_started = ret == 0;
+    return -ret;
+}
+
 /* ---- life ---- */
 
 static void *lane_main(void *arg) {
@@ -378,18 +522,36 @@ static int wait_entered(struct sw_executor *ex) {
     return error_of(ex);
 }
 
+static int open_stream(struct lane *lane, struct sw_device *device, uint64_t events) {
+    const struct sw_device_ops *ops = lane->ex->device_ops;
+    const int timed = lane->ex->keeps_times;
+    int ret = ops->stream_create(device, &lane->stream);
+    lane->events = calloc(events + 1, sizeof(*lane->events));
+    if (timed) lane->begins = calloc(events + 1, sizeof(*lane->begins));
+    if (!lane->events || (timed && !lane->begins)) ret = -ENOMEM;
+    for (; ret == 0 && lane->event_count < events; lane->event_count++) {
+        struct sw_event **event = &lane->events[lane->event_count];
+        ret = timed ? ops->timed_event_create(device, event) : ops->event_create(device, event);
+        if (ret == 0 && timed)
+            ret = ops->timed_event_create(device, &lane->begins[lane->event_count]);
+    }
+    return ret;
+}
+
+static void close_stream(struct lane *lane) {
+    const struct sw_device_ops *ops = lane->ex->device_ops;
+    for (uint64_t i = 0; lane->events && lane->events[i]; i++) ops->event_destroy(lane->events[i]);
+    for (uint64_t i = 0; lane->begins && lane->begins[i]; i++) ops->event_destroy(lane->begins[i]);
+    free(lane->events);
+    free(lane->begins);
+    if (lane->stream) ops->stream_destroy(lane->stream);
+}
+
 /* tasks: of this lane in a turn, at most. */
-static int open_lane(struct lane *lane, const struct sw_device_handle *device, uint32_t tasks) {
-    const uint64_t events = (uint64_t)tasks * EVENT_TURNS;
-    const struct sw_device_ops *ops = device->ops;
+static int open_lane(struct lane *lane, uint32_t tasks) {
     if (sw_lane_on_device(lane->id)) {
-        int ret = ops->stream_create(device->device, &lane->stream);
-        lane->events = calloc(events + 1, sizeof(*lane->events));
-        if (!lane->events) ret = -ENOMEM;
-        while (ret == 0 && lane->event_count < events) {
-            ret = ops->event_create(device->device, &lane->events[lane->event_count]);
-            if (ret == 0) lane->event_count++;
-        }
+        struct sw_device *device = lane->ex->devices[lane->rank];
+        const int ret = open_stream(lane, device, (uint64_t)tasks * EVENT_TURNS);
         if (ret < 0) return ret;
     }
     const int ret = pthread_create(&lane->thread, NULL, lane_main, lane);
@@ -415,6 +577,15 @@ static int open_runs(struct sw_executor *ex, uint32_t tasks_max) {
     return 0;
 }
 
+/* Its clock is that of sw_wait_for(). */
+static void init_condition(pthread_cond_t *condition) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 static int open_tables(struct sw_executor *ex) {
     uint32_t adam_lanes = 1;
     for (uint32_t r = 0; r < ex->rank_count; r++)
@@ -427,7 +598,7 @@ static int open_tables(struct sw_executor *ex) {
         for (uint32_t r = 0; r < ex->rank_count; r++) {
             struct counter *counter = counter_of(ex, l, r);
             pthread_mutex_init(&counter->lock, NULL);
-            pthread_cond_init(&counter->changed, NULL);
+            init_condition(&counter->changed);
             struct lane *lane = lane_of(ex, l, r);
             if (lane->ex) continue; /* it is an earlier rank's, too */
             *lane = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
@@ -448,19 +619,21 @@ int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *r
             if (turns[i]->lane_count[l] > lane_max[l]) lane_max[l] = turns[i]->lane_count[l];
     }
     ex->device_ops = ranks->devices[0].ops;
+    ex->keeps_times = ex->device_ops->event_ns != NULL;
+    for (uint32_t r = 0; r < ranks->count; r++) ex->devices[r] = ranks->devices[r].device;
     ex->ops = *ops;
     ex->ctx = ctx;
     ex->rank_count = ranks->count;
     if (ranks->adam_lane) memcpy(ex->adam_lane, ranks->adam_lane, ranks->count);
     pthread_mutex_init(&ex->lock, NULL);
-    pthread_cond_init(&ex->pushed, NULL);
-    pthread_cond_init(&ex->progress, NULL);
+    init_condition(&ex->pushed);
+    init_condition(&ex->progress);
     int ret = open_tables(ex);
     if (ret == 0) ret = open_runs(ex, tasks_max);
     for (uint32_t i = 0; i < ex->lane_count && ret == 0; i++)
-        ret =
-            open_lane(&ex->lanes[i], &ranks->devices[ex->lanes[i].rank], lane_max[ex->lanes[i].id]);
+        ret = open_lane(&ex->lanes[i], lane_max[ex->lanes[i].id]);
     if (ret == 0) ret = wait_entered(ex);
+    if (ret == 0) ret = start_timekeeper(ex);
     if (ret < 0) {
         sw_executor_close(ex);
         return ret;
@@ -479,13 +652,8 @@ void sw_executor_close(struct sw_executor *ex) {
     if (busy) sw_executor_abort(ex, -ECANCELED);
     for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++)
         if (ex->lanes[l].started) pthread_join(ex->lanes[l].thread, NULL);
-    for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++) {
-        struct lane *lane = &ex->lanes[l];
-        for (uint64_t i = 0; i < lane->event_count; i++)
-            ex->device_ops->event_destroy(lane->events[i]);
-        free(lane->events);
-        if (lane->stream) ex->device_ops->stream_destroy(lane->stream);
-    }
+    if (ex->timekeeper_started) pthread_join(ex->timekeeper, NULL);
+    for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++) close_stream(&ex->lanes[l]);
     for (uint32_t i = 0; ex->counters && i < SW_LANE_COUNT * ex->rank_count; i++) {
         pthread_mutex_destroy(&ex->counters[i].lock);
         pthread_cond_destroy(&ex->counters[i].changed);
@@ -521,7 +689,7 @@ int sw_executor_push(struct sw_executor *ex, const struct sw_turn *turn, uint64_
     run->before = before_run;
     atomic_store(&run->cancelled, 0);
     atomic_store(&run->decided, 0);
-    run->lanes_left = ex->lane_count;
+    run->lanes_left = ex->lane_count + (uint32_t)ex->keeps_times; /* the timekeeper leaves, too */
     memcpy(run->ring_base, ex->ring_total, sizeof(run->ring_base));
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         run->base[l] = ex->total[l];
@@ -584,65 +752,4 @@ int sw_run_decide(struct sw_run *run, int cancel) {
         decided = cancel ? CANCEL : GO;
     if (decided == CANCEL) atomic_store(&run->cancelled, 1);
     return decided == CANCEL;
-}
-
-/* ---- the step clock ---- */
-
-/* Where a task's times are, as one rank sees it. */
-static uint64_t seen_by(const struct sw_run *run, uint32_t index, uint32_t rank) {
-    const struct sw_task *task = &run->turn->tasks[index];
-    return sw_run_at(run, task, sw_task_is_joint((enum sw_task_kind)task->kind) ? 0 : rank);
-}
-
-/* The predecessor within the turn that ended last, or -1. */
-static int64_t last_predecessor(const struct sw_run *run, uint32_t task, uint32_t rank) {
-    const struct sw_turn *turn = run->turn;
-    const struct sw_task *t = &turn->tasks[task];
-    int64_t best = -1;
-    uint64_t best_ns = 0;
-    if (run->positions[task] > 0) {
-        best = turn->lane_tasks[t->lane][run->positions[task] - 1];
-        best_ns = run->end_ns[seen_by(run, (uint32_t)best, rank)];
-    }
-    for (uint32_t d = 0; d < t->dep_count; d++) {
-        if (t->deps[d].turn != 0 || t->deps[d].index < 0) continue;
-        const uint32_t other = turn->lane_tasks[t->deps[d].lane][t->deps[d].index];
-        const uint64_t end_ns = run->end_ns[seen_by(run, other, rank)];
-        if (best >= 0 && end_ns <= best_ns) continue;
-        best = other;
-        best_ns = end_ns;
-    }
-    return best;
-}
-
-enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]) {
-    const struct sw_turn *turn = run->turn;
-    memset(share, 0, SW_LANE_COUNT * sizeof(*share));
-    if (turn->task_count == 0) return SW_LANE_COMPUTE;
-    int64_t task = 0;
-    uint32_t rank = 0;
-    for (int l = 0; l < SW_LANE_COUNT; l++)
-        for (uint32_t i = 0; i < turn->lane_count[l]; i++)
-            run->positions[turn->lane_tasks[l][i]] = i;
-    for (uint32_t i = 0; i < turn->task_count; i++)
-        for (uint32_t r = 0; r < run->rank_count; r++) {
-            if (run->end_ns[seen_by(run, i, r)] <= run->end_ns[seen_by(run, (uint32_t)task, rank)])
-                continue;
-            task = i;
-            rank = r;
-        }
-    double total = 0;
-    while (task >= 0) {
-        const uint64_t at = seen_by(run, (uint32_t)task, rank);
-        const double busy = (double)(run->end_ns[at] - run->start_ns[at]);
-        share[turn->tasks[task].lane] += busy;
-        total += busy;
-        task = last_predecessor(run, (uint32_t)task, rank);
-    }
-    enum sw_lane clock = SW_LANE_COMPUTE;
-    for (int l = 0; l < SW_LANE_COUNT; l++) {
-        if (total > 0) share[l] /= total;
-        if (share[l] > share[clock]) clock = (enum sw_lane)l;
-    }
-    return clock;
 }

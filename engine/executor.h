@@ -6,10 +6,11 @@
  * a joint task waits for every rank's. Lanes run ahead into the next pushed turn as far as those
  * allow. Device lanes submit ahead: a dependency on a device task is met once that task is
  * submitted, and the stream then waits for its event; host lanes wait for the event itself, without
- * spinning. The NVMe lanes keep several tasks in flight and complete them in order. The first error
- * aborts: every wait ends, and push and idle return it. Threads: push, wait and idle belong to one
- * thread, the trainer's. From the first push until idle or an error that thread alone may allocate
- * (base/alloc_guard.h).
+ * spinning. Where a device keeps times (kernels/device.h), a thread follows what is submitted: a
+ * task is done and a run has ended when the work on the device is over. The NVMe lanes keep several
+ * tasks in flight and complete them in order. The first error aborts: every wait ends, and push and
+ * idle return it. Threads: push, wait and idle belong to one thread, the trainer's. From the first
+ * push until idle or an error that thread alone may allocate (base/alloc_guard.h).
  */
 #ifndef ENGINE_EXECUTOR_H
 #define ENGINE_EXECUTOR_H
@@ -34,7 +35,8 @@ struct sw_run {
     atomic_int decided;
     struct sw_run *before; /* of the same stretch, or NULL: late tasks belong to its step */
     uint32_t rank_count;
-    uint64_t *start_ns, *end_ns; /* by sw_run_at(); busy time, without waiting */
+    uint64_t *start_ns, *end_ns; /* by sw_run_at(); busy time, without waiting. When work ran, not
+                                    when it was submitted, once the task is done */
     uint64_t *bytes;             /* likewise; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
@@ -69,7 +71,8 @@ struct sw_executor_ops {
     /* A lane begins (1) or ends (0) to wait for a task of `other`, from its thread. NULL: unasked.
      */
     void (*waits)(void *ctx, enum sw_lane other, int begins);
-    /* After each task, from its lane's thread. */
+    /* After each task, from its lane's thread; those of device lanes, where the device keeps times,
+     * all from one thread, when they are over. */
     void (*done)(void *ctx, struct sw_run *run, const struct sw_task *task, uint32_t rank);
     /* Once, when the executor aborts: ends what tasks may be waiting for. NULL: nothing does. */
     void (*abort)(void *ctx, int error);

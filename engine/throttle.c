@@ -72,6 +72,9 @@ static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *ta
     struct sw_throttle *t = ctx;
     const uint64_t rate = rate_of(t, task);
     if (!rate) return t->real.run(t->ctx, run, task, rank, stream);
+    /* What the stream waits for, or has not done, delays the task and is none of its time. */
+    const int synced = stream && t->device ? t->device->stream_sync(stream) : 0;
+    if (synced < 0) return synced;
     struct sw_throttle_lane *lane = lane_of(t, (enum sw_lane)task->lane, rank);
     const uint64_t start_ns = sw_now_ns();
     if (!is_compute(task)) {

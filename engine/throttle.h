@@ -4,7 +4,8 @@
  * Stands between the executor and whoever does the tasks. A throttled lane does its real work and
  * then waits out the rest of the time that the work takes at its rate; a faster one than this
  * machine's changes nothing. Computation alone is left out and waited for in full, as nothing else
- * would let a CPU play a GPU: such a run trains nothing. Each lane keeps its own clock, so that
+ * would let a CPU play a GPU: such a run trains nothing. A lane's stream is waited for before its
+ * task's time begins: a GPU may still be at earlier work. Each lane keeps its own clock, so that
  * waking late is made up for by the next task. Threads: the lanes', as with the ops themselves. */
 #ifndef ENGINE_THROTTLE_H
 #define ENGINE_THROTTLE_H
@@ -30,6 +31,7 @@ struct sw_throttle {
     struct sw_executor_ops real;
     void *ctx; /* of the real ops, and of work */
     sw_work work;
+    const struct sw_device_ops *device; /* of the streams; NULL: there are none */
     /* By rank, and how many there are; NULL: one. Each has an equal part of Adam's rate. */
     const uint8_t *adam_lane;
     uint32_t adam_lanes;

@@ -344,6 +344,7 @@ static int open_executor(struct sw_trainer *t) {
                                        .real = sw_trainer_lanes,
                                        .ctx = t,
                                        .work = sw_trainer_work,
+                                       .device = devices[0].ops,
                                        .adam_lane = t->nodes.of,
                                        .adam_lanes = t->nodes.count};
     return sw_executor_open(&t->executor, &ranks, &sw_throttle_ops, &t->throttle, turns, count);

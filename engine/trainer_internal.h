@@ -56,8 +56,8 @@ struct step_record {
     uint64_t busy_ns[SW_RANKS_MAX][SW_LANE_COUNT];
     uint64_t bytes[SW_RANKS_MAX][SW_BYTES_COUNT];
     atomic_uint tasks_left;
-    uint64_t end_ns;     /* set by the task that ended last, before finished */
-    atomic_int finished; /* the record is the trainer's thread's again */
+    _Atomic uint64_t end_ns; /* the latest of its tasks' */
+    atomic_int finished;     /* the record is the trainer's thread's again */
     struct sw_run *run;
 };
 

@@ -573,8 +573,12 @@ static void task_done(void *ctx, struct sw_run *run, const struct sw_task *task,
     const uint64_t index = sw_run_at(run, task, rank);
     record->busy_ns[rank][task->lane] += run->end_ns[index] - run->start_ns[index];
     if (run->bytes[index]) record->bytes[rank][lane_traffic[task->lane]] += run->bytes[index];
+    /* Those on a device are known to be over later than they are. */
+    uint64_t latest_ns = atomic_load(&record->end_ns);
+    while (run->end_ns[index] > latest_ns &&
+           !atomic_compare_exchange_weak(&record->end_ns, &latest_ns, run->end_ns[index])) {
+    }
     if (atomic_fetch_sub(&record->tasks_left, 1) != 1) return;
-    record->end_ns = run->end_ns[index];
     atomic_store(&record->finished, 1);
     sw_executor_nudge(t->executor);
 }

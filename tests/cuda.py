@@ -78,6 +78,63 @@ def no_placement_overlap_or_order_of_threads_changes_a_bit():
             t.check(outcome(out) == want, f"{env}", run)
 
 
+def step_ends(tasks):
+    ends = {}
+    for task in tasks:
+        step = task["args"]["step"]
+        ends[step] = max(ends.get(step, 0.0), task["ts"] + task["dur"])
+    return ends
+
+
+@t.test
+def times_are_those_of_the_work_on_the_device():
+    """Not of when it was queued: the compute lane is as busy as the stand-in says its stream was,
+    the log agrees with the trace, and a step has no gap while the device works."""
+    with t.folder() as tmp:
+        out, trace = f"{tmp}/out", f"{tmp}/trace.json"
+        run = train(out, "--trace", trace, steps=4, env={"STANDIN_TIMES": tmp + "/times"})
+        with open(trace, encoding="utf-8") as file:
+            tasks = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        by_lane = {}
+        for task in tasks:
+            by_lane.setdefault(task["args"]["lane"], []).append(task)
+        for name in ("compute", "h2d", "d2h", "comm"):
+            lane = sorted(by_lane[name], key=lambda task: task["ts"])
+            for a, b in zip(lane, lane[1:]):
+                t.check(a["ts"] + a["dur"] <= b["ts"] + 0.001, f"{name}, twice: {a} {b}", run)
+        if os.path.exists(tmp + "/times"):  # a GPU has none
+            with open(tmp + "/times", encoding="ascii") as file:
+                work_us = max(int(line.split()[1]) for line in file) / 1000
+            busy_us = sum(task["dur"] for task in by_lane["compute"])
+            print(f"# compute: busy {busy_us:.0f} us, {work_us:.0f} us of work", flush=True)
+            # Four clocks a second are wrong by some us each.
+            t.check(busy_us >= 0.99 * work_us, f"{busy_us} < {work_us}", run)
+            # A GPU is through with such a model before the next task is there.
+            steady = json.loads(t.spillway("report", trace, "--json", rc=0).stdout)["steady"]
+            t.check(steady["gap_ns"] < 0.3 * steady["step_ns"], f"gaps: {steady}", run)
+        steps, ends = t.read_log(out + ".jsonl")[0], step_ends(tasks)
+        for step in steps:
+            for lane, busy_s in step["lane_busy_s"].items():
+                in_trace = sum(task["dur"] for task in by_lane.get(lane, ())
+                               if task["args"]["step"] == step["step"])
+                t.close(busy_s * 1e6, in_trace, 1.0, f"step {step['step']}, {lane}")
+        for before, step in zip(steps, steps[1:]):
+            t.close(step["step_s"] * 1e6, ends[step["step"]] - ends[before["step"]], 1.0,
+                    f"time of step {step['step']}")
+
+
+@t.test
+def throttled_lanes_are_never_faster():
+    """The time of a copy begins when its stream has come to it, however early it was queued."""
+    with t.folder() as tmp:
+        out, rate = f"{tmp}/out", 20e6
+        run = train(out, "--sim-pcie", "20M")
+        for step in t.read_log(out + ".jsonl")[0][1:]:
+            for lane in ("h2d", "d2h"):
+                least_s = 0.9 * step["bytes"][lane] / rate
+                t.check(step["lane_busy_s"][lane] >= least_s > 0.01, f"{lane}: {step}", run)
+
+
 @t.test
 def copies_of_memory_that_is_not_pinned_may_run_late_too():
     """CUDA waits for some of them; kernels/device.h does not promise it. The tiers are such that
