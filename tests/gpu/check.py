@@ -66,10 +66,11 @@ def rows():
               "fp32_clip1_advance_on_the_whole_file", "bf16_stays_within_its_rounding"]
     whole = ["losses_are_those_of_the_host_device", "the_doctor_names_the_device",
              "no_placement_overlap_or_order_of_threads_changes_a_bit",
-             "frozen_tensors_evaluation_and_resume"]
+             "times_are_those_of_the_work_on_the_device", "frozen_tensors_evaluation_and_resume"]
     return [
         Row("a", "machine", "GPUs, driver, libraries", "tests/gpu/machine.py", 40),
         Row("b", "device", "memory, copies, streams, events", "tests/test_cuda_device.c", 20),
+        Row("b", "times", "tasks' times are the GPU's", "tests/test_cuda_times.c", 20),
         Row("b", "operators", "kernels against double", "tests/test_cuda_operators.c", 20),
         Row("b", "attention-right", "attention against double", "tests/test_cuda_attention.c", 20),
         Row("b", "adam", "Adam: the CPU's bits", "tests/test_cuda_adam.c", 20),

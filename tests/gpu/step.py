@@ -2,10 +2,10 @@
 in host memory, as many layers as memory, disk and time allow.
 
 The bound is docs/step-clock.md's for --overlap forward: backward + max(forward, Adam, copies up),
-with backward no shorter than the gradients' copies down. Forward and backward are operations over
-the rate that stage d measured for a layer's products (else the card's published peak); copies are
-bytes over that stage's rates; Adam is the busy time of its busiest lane in the trace. That says
-when work was queued on a GPU, not how long it ran there, so compute is not taken from it.
+with backward no shorter than the gradients' copies down. Forward and backward are what their tasks
+took on the GPU, and Adam what its busiest lane took, all from the trace; copies are bytes over the
+rates of stage d. Beside them stands what the operations take at the rate that stage d measured for
+a layer's products (else at the card's published peak).
 """
 import array
 import json
@@ -155,18 +155,39 @@ def write_tokens(path):
     t.write_tokens(path, tokens, wide=VOCAB > 65536)
 
 
-def bound_s(steady, numerics, layers):
-    """Seconds, or None where no rate is known; and the parts."""
-    rates, copies = g.figures_of("products"), g.figures_of("copies")
-    compute = rates.get("mean of the layers") or g.peak_of(numerics)
+def products_s(numerics, layers):
+    """Seconds of forward and backward at the rate of the products; {} where none is known."""
+    compute = g.figures_of("products").get("mean of the layers") or g.peak_of(numerics)
     if not compute:
-        return None, {}
+        return {}
     weights = layers * (layer_params() - 2 * HIDDEN) + VOCAB * HIDDEN
     scores = 2 * layers * SEQ_LEN * SEQ_LEN * HEADS * HEAD_DIM
     forward = (2.0 * weights * SEQ_LEN + scores) / (compute * 1e12)
+    return {"forward, products' rate": forward, "backward, products' rate": 3 * forward}
+
+
+def compute_s(trace, steady):
+    """Seconds of forward and backward in a steady step, by the tasks' times on the GPU. A head that
+    is done at once has a third of its products in forward."""
+    with open(trace, encoding="utf-8") as file:
+        tasks = [e for e in json.load(file)["traceEvents"]
+                 if e["ph"] == "X" and e["args"]["lane"] == "compute"
+                 and steady["first_step"] <= e["args"]["step"] <= steady["last_step"]]
+    parts = {"forward": 0.0, "backward": 0.0}
+    for task in tasks:
+        kind = task["name"].removesuffix(" " + task["args"]["unit"])
+        forward = {"forward": 1.0, "head forward": 1.0, "head": 1 / 3}.get(kind, 0.0)
+        parts["forward"] += forward * task["dur"]
+        parts["backward"] += (1 - forward) * task["dur"]
+    return {name: us * 1e-6 / steady["steps"] for name, us in parts.items()}
+
+
+def bound_s(steady):
+    """Seconds, and the parts."""
+    copies = g.figures_of("copies")
     lane = {name: i for i, name in enumerate(steady["lanes"])}
     adam_ns = max(steady["busy_ns"][i] for name, i in lane.items() if name.startswith("adam"))
-    parts = {"forward": forward, "backward": 3 * forward, "adam": adam_ns * 1e-9}
+    parts = {**steady["compute"], "adam": adam_ns * 1e-9}
     for name, rate in (("h2d", "to the device"), ("d2h", "from the device")):
         moved = steady["bytes"][lane[name]] if name in lane else 0
         parts[name] = moved / (copies[rate] * 1e9) if rate in copies else 0.0
@@ -193,7 +214,8 @@ def steps_of(tmp, layers):
     if os.path.getsize(trace) < TRACE_BYTES_MAX:
         shutil.copy(trace, os.path.join(g.OUT, "step-trace.json"))
     whole = json.loads(report.stdout)
-    return {**whole["steady"], "lanes": [x["lane"] for x in whole["lanes"]]}
+    steady = {**whole["steady"], "lanes": [x["lane"] for x in whole["lanes"]]}
+    return {**steady, "compute": compute_s(trace, steady)}
 
 
 @t.test
@@ -218,12 +240,13 @@ def a_step_of_an_8b_model():
 
 def say(steady, numerics, layers, limited_by):
     step = steady["step_ns"] * 1e-9
-    bound, parts = bound_s(steady, numerics, layers)
-    for name, value in {**parts, "step": step, **({"bound": bound} if bound else {})}.items():
+    bound, parts = bound_s(steady)
+    for name, value in {**parts, **products_s(numerics, layers), "step": step,
+                        "gap": steady["gap_ns"] * 1e-9, "bound": bound}.items():
         g.figure(name, value, "s")
     g.figure("layers", layers, "")
     g.figure("parameters", params(layers), "")
-    near = f", {step / bound:.2f} of its bound of {bound:.3g} s" if bound else ", no bound known"
+    near = f", {step / bound:.2f} of its bound of {bound:.3g} s"
     g.result(f"{layers} of {LAYERS_MAX} layers ({limited_by}), {params(layers) / 1e9:.3g}e9 "
              f"parameters: {step:.3g} s a step of {SEQ_LEN} tokens{near}; {steady['sentence']}")
 
