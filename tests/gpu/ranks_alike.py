@@ -28,7 +28,7 @@ def ranks_alike(ranks, variants):
             want = want or got
             t.equal(got, want, f"{ranks} ranks, {' '.join(str(m) for m in more)}")
         if ranks == 2:
-            one = end_of(tmp, "one", "--accumulate", 2)
+            one = end_of(tmp, "one", "--ranks", 1, "--accumulate", 2)
             t.equal(want[1], one[1], "two ranks and one with two micro-batches")
 
 
