@@ -377,9 +377,15 @@ int sw_trainer_stop(struct sw_trainer *t);
 /* Whether the run stops before this step of a stretch that began with `from`: decided in all
  * processes alike by the verdict over the step before, which is there. */
 int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step);
-/* The step that all stores have a commit of; SW_NO_COMMIT where one has none. found: whether this
- * process's has one, of `step`. */
-int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common);
+/* What a process finds of its store. */
+struct store_left {
+    uint64_t step, number; /* of its last commit; SW_NO_COMMIT and 0: it has none */
+    uint64_t has_journal;  /* a file for commits is there */
+};
+/* The step that all stores have a commit of; SW_NO_COMMIT where one has none because the run ended
+ * in its first. Where a part is lost that the others' commits belong to: -EINVAL, reported by who
+ * lacks it. */
+int sw_trainer_common_step(struct sw_trainer *t, const struct store_left *mine, uint64_t *common);
 /* The first process saves and hashes; the others hand it what they have until it is done. */
 int sw_trainer_serve(struct sw_trainer *t);
 int sw_trainer_end_serving(struct sw_trainer *t, int ret);

@@ -8,9 +8,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "engine/drives.h"
@@ -306,7 +308,11 @@ static int check_identity(struct sw_trainer *t, const struct sw_commit *commit) 
 static int meet_commits(struct sw_trainer *t, const char *name, int *found) {
     struct sw_commit *commit = &t->resumed;
     uint64_t common;
-    int ret = sw_trainer_common_step(t, *found, commit->step, &common);
+    char journal[PATH_MAX];
+    snprintf(journal, sizeof(journal), "%s/%s.commit", sw_trainer_store_folder(t), name);
+    const struct store_left mine = {*found ? commit->step : SW_NO_COMMIT,
+                                    *found ? commit->number : 0, access(journal, F_OK) == 0};
+    int ret = sw_trainer_common_step(t, &mine, &common);
     if (ret < 0 || *found == 0 || commit->step == common) return ret;
     free(commit->entries);
     commit->entries = NULL;

@@ -35,8 +35,10 @@ int sw_trainer_open_world(struct sw_trainer *t) {
                                               [CHANNEL_COMMIT] = SW_WORLD_PATIENT};
     for (int i = 0; i < CHANNEL_COUNT && ret == 0; i++)
         ret = sw_world_channel(t->world, &t->channels[i], timeouts_s[i]);
-    char lines[32];
-    snprintf(lines, sizeof(lines), "--ranks=%u\n", ranks);
+    /* What they do before they compare all the rest (sw_trainer_agree). */
+    char lines[96];
+    snprintf(lines, sizeof(lines), "--ranks=%u\n--resume=%d\n--restart=%d\n--import=%d\n", ranks,
+             t->options.resume, t->options.restart, t->options.import_dir != NULL);
     if (ret == 0) ret = sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
     if (ret == 0 && t->world_ranks > SW_RANKS_MAX) {
         sw_error("%u processes of %u ranks are more than %d ranks", sw_world_size(t->world), ranks,
@@ -59,15 +61,14 @@ int sw_trainer_agree(struct sw_trainer *t) {
         "--beta2=%.17g\n--eps=%.17g\n--clip=%.17g\n--schedule=%d\n--warmup=%lld\n--decay=%d\n"
         "--max-skips=%u\n--shard=%d\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-"
         "every=%lld\n"
-        "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--resume=%d\n--restart=%d\n"
-        "--keep-store=%d\n--digest=%d\n--dry-run=%d\nchunks=%u\nwindow=%u\nhead=%d\n",
+        "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--keep-store=%d\n--digest=%d\n--dry-"
+        "run=%d\nchunks=%u\nwindow=%u\nhead=%d\n",
         t->identity, (unsigned long long)o->steps, o->lr, o->min_lr, o->weight_decay, o->beta1,
         o->beta2, o->eps, o->clip, (int)o->schedule, (long long)o->warmup, (int)o->decay,
         o->max_skips, o->shard_in_node, (long long)o->zero, sw_overlap_name(o->overlap),
         o->checkpoint_every, (long long)o->commit_every, (unsigned long long)o->save_every,
-        (unsigned long long)o->eval_every, t->val_open, o->resume, o->restart, o->keep_store,
-        o->digest, o->dry_run, t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW],
-        t->placement.head_whole);
+        (unsigned long long)o->eval_every, t->val_open, o->keep_store, o->digest, o->dry_run,
+        t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW], t->placement.head_whole);
     assert(n > 0 && n < (int)sizeof(lines));
     (void)n;
     return sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
@@ -95,15 +96,31 @@ int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t 
     return step > from && t->records[(step - 1) % STEP_RECORDS].stop;
 }
 
-int sw_trainer_common_step(struct sw_trainer *t, int found, uint64_t step, uint64_t *common) {
-    uint64_t steps[SW_RANKS_MAX], mine = found ? step : SW_NO_COMMIT;
-    const int ret = sw_trainer_share(t, CHANNEL_MAIN, steps, &mine, sizeof(mine));
-    *common = mine;
-    for (uint32_t i = 0; i < sw_world_size(t->world) && ret == 0; i++) {
-        if (steps[i] == SW_NO_COMMIT) *common = SW_NO_COMMIT;
-        if (*common != SW_NO_COMMIT && steps[i] < *common) *common = steps[i];
+int sw_trainer_common_step(struct sw_trainer *t, const struct store_left *mine, uint64_t *common) {
+    struct store_left all[SW_RANKS_MAX];
+    const int ret = sw_trainer_share(t, CHANNEL_MAIN, all, mine, sizeof(*mine));
+    if (ret < 0) return ret;
+    const uint32_t count = sw_world_size(t->world);
+    uint32_t furthest = 0;
+    int lost = 0;
+    *common = mine->step;
+    for (uint32_t i = 0; i < count; i++) {
+        if (all[i].number > all[furthest].number) furthest = i;
+        if (all[i].step == SW_NO_COMMIT) *common = SW_NO_COMMIT;
+        if (*common != SW_NO_COMMIT && all[i].step < *common) *common = all[i].step;
     }
-    return ret;
+    for (uint32_t i = 0; i < count; i++) {
+        const int has_first = all[i].has_journal && all[furthest].number == 1;
+        lost |= all[furthest].number > 0 && all[i].step == SW_NO_COMMIT && !has_first;
+    }
+    if (!lost) return 0;
+    if (mine->step == SW_NO_COMMIT)
+        sw_error("--resume: process %u finds no whole commit of its own in %s, while process %u is "
+                 "at step %llu: start as many processes with as many ranks as the run had, name "
+                 "its folders with --nvme in the same order, or drop what is left with --restart",
+                 sw_world_index(t->world), sw_trainer_store_folder(t), furthest,
+                 (unsigned long long)all[furthest].step);
+    return -EINVAL;
 }
 
 const char *sw_trainer_name(const struct sw_trainer *t, const char *name,

@@ -59,6 +59,41 @@ def all_go_back_to_the_last_commit_that_all_have():
 
 
 @t.test
+def a_resume_without_all_parts_loses_none():
+    """More processes than there were, a part that is missing, or one that is damaged: refused with
+    the process and the folder, and what is there can still be gone on from."""
+    with t.folder() as tmp:
+        constant = ["--optimizer", "nvme", "--schedule", "constant", "--warmup", 0]
+        store = tmp + "/store"
+        nvme = ["--nvme", store, *constant]
+        want = digest(alone(tmp + "/one", "--ranks", 4, *constant, steps=4))
+        os.mkdir(store)
+        job(2, tmp + "/out", "--ranks", 2, *nvme, "--keep-store", steps=2)
+        shutil.rmtree(tmp + "/out")
+        part = store + "/optimizer-p1.commit"
+        before = files(store)
+
+        def refused(processes, ranks, missing):
+            run = job(processes, tmp + "/out", "--ranks", ranks, *nvme, "--resume", steps=4,
+                      rc=None)
+            t.check(run.rc != 0, "a lost part is nothing", run)
+            t.contains(run.text, f"process {missing} finds no whole commit of its own in {store}, "
+                       "while process 0 is at step 2", "what is told", run)
+
+        refused(4, 1, 2)
+        t.check(files(store) == before, "the refused resume changed the stores")
+        os.rename(part, part + "-away")
+        refused(2, 2, 1)
+        with open(part, "wb") as file:
+            file.write(b"\x5a" * len(before["optimizer-p1.commit"]))
+        refused(2, 2, 1)
+        os.replace(part + "-away", part)
+        t.check(files(store) == before, "the refused resume changed the stores")
+        last = job(2, tmp + "/out", "--ranks", 2, *nvme, "--resume", steps=4)
+        t.equal(digest(last), want, "other bits", last)
+
+
+@t.test
 def stores_of_processes_are_exported_as_that_of_one():
     """Byte for byte: in one folder, in several of it, and with folders of each process alone."""
     with t.folder() as tmp:

@@ -349,7 +349,9 @@ def what_was_asked_for_must_agree():
             file.write(struct.pack("<2Q", 0, 100))
         for more, part in (("--clip 2", "--clip"), ("--seed 3", "rows"),
                            (f"--documents {tmp}/documents", "data"),
-                           ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks")):
+                           ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks"),
+                           ("--resume", "--resume"), ("--restart", "--restart"),
+                           (f"--import {tmp}", "--import")):
             run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)
             t.check(run.rc != 0, f"{more} in one process is accepted", run)
             t.contains(run.stderr, part, f"the difference {more}", run)
