@@ -143,7 +143,7 @@ coverage() {
 }
 
 make --no-print-directory -j"$(nproc)" all || exit 1
-all="kills resume faults environment flat tsan broken waits coverage transformers ranks adam"
+all="kills resume faults environment flat asan tsan broken waits coverage transformers ranks adam"
 all="$all avx512 world gpu report distributions"
 for check in ${*:-$all}; do
     case $check in
@@ -152,6 +152,7 @@ for check in ${*:-$all}; do
         faults) stage faults faults ;;
         environment) stage environment environment ;;
         flat) stage flat python3 tests/long/flat.py ;;
+        asan) stage asan make test CONFIG=asan STRICT=1 ;;
         tsan) stage tsan make test CONFIG=tsan STRICT=1 ;;
         broken) stage broken broken ;;
         waits) stage waits waits ;;
