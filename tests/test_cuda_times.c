@@ -16,8 +16,9 @@
 #include "base/clock.h"
 #include "engine/executor.h"
 #include "tests/support_cuda.h"
+#include "tests/support_turns.h"
 
-enum { UNITS = 4, TURNS = 6, RANKS = 2, TASKS_MAX = 400, BYTES = 1 << 20, ROUNDING_NS = 2000 };
+enum { TURNS = 6, RANKS = 2, TASKS_MAX = 640, BYTES = 1 << 20, ROUNDING_NS = 2000 };
 /* Of a GPU's clock until it is compared with the host's again: 200 millionths. */
 enum { DRIFT_NS = 2 * SW_CLOCK_NS / 5000 };
 
@@ -114,43 +115,14 @@ static const struct sw_executor_ops ops = {
     .run = on_run, .start = on_start, .finish = on_finish, .done = on_done, .abort = on_abort};
 
 struct setup {
-    struct sw_placement placement;
-    struct sw_turn_shape shape;
-    struct sw_turn first, second, steady, drain;
+    struct test_turns turns;
     struct sw_executor *executor;
     struct watch *watch;
 };
 
-static void build(struct setup *s, enum sw_tier tier) {
-    uint64_t elements[UNITS];
-    for (int u = 0; u < UNITS; u++) elements[u] = 128u * (10 + 7u * (unsigned)u);
-    const struct sw_tiers all = sw_tiers_all(tier);
-    const struct sw_placement_input input = {
-        .order = {.unit_count = UNITS, .parts = 1, .tied = 1},
-        .micro_count = 2,
-        .shards = RANKS,
-        .replicas = 1,
-        .local_ranks = RANKS,
-        .unit_elements = elements,
-        .optimizer = all,
-        .params = tier == SW_TIER_HOST ? sw_tiers_all(SW_TIER_DEVICE) : all,
-        .gradients = all,
-        .activations = all,
-        .checkpoint_every = 1,
-        .chunk_bytes = 30000,
-        .activation_bytes = 4096};
-    assert_int_equal(sw_placement_build(&s->placement, &input), 0);
-    s->shape = (struct sw_turn_shape){
-        .overlap = SW_OVERLAP_FORWARD, .turning_point = UNITS, .placement = &s->placement};
-    assert_int_equal(sw_turn_build(&s->first, &s->shape, SW_TURN_TRAIN, 0, NULL), 0);
-    assert_int_equal(sw_turn_build(&s->second, &s->shape, SW_TURN_TRAIN, 1, &s->first), 0);
-    assert_int_equal(sw_turn_build(&s->steady, &s->shape, SW_TURN_TRAIN, 1, &s->second), 0);
-    assert_int_equal(sw_turn_build(&s->drain, &s->shape, SW_TURN_DRAIN, 1, &s->steady), 0);
-    assert_true(s->steady.task_count < TASKS_MAX);
-}
-
 static void open_setup(struct setup *s, enum sw_tier tier, int fail_turn) {
-    build(s, tier);
+    test_turns_build(&s->turns, SW_OVERLAP_FORWARD, tier, RANKS);
+    assert_true(s->turns.steady.task_count < TASKS_MAX);
     struct watch *w = s->watch = calloc(1, sizeof(*w));
     w->fail_turn = fail_turn;
     pthread_mutex_init(&w->lock, NULL);
@@ -163,7 +135,8 @@ static void open_setup(struct setup *s, enum sw_tier tier, int fail_turn) {
             w->memory[l][r] = cuda_bytes_new(&devices[r], NULL, BYTES);
         for (int l = 0; l < SW_LANE_COUNT; l++) w->seed[l][r] = 77u * (unsigned)l + r;
     }
-    const struct sw_turn *const turns[] = {&s->first, &s->second, &s->steady, &s->drain};
+    const struct sw_turn *const turns[] = {&s->turns.first, &s->turns.second, &s->turns.steady,
+                                           &s->turns.drain};
     const struct sw_executor_ranks ranks = {RANKS, handles, NULL};
     assert_int_equal(sw_executor_open(&s->executor, &ranks, &ops, w, turns, 4), 0);
 }
@@ -178,11 +151,7 @@ static void close_setup(struct setup *s) {
     }
     pthread_mutex_destroy(&w->lock);
     pthread_cond_destroy(&w->changed);
-    sw_turn_free(&s->first);
-    sw_turn_free(&s->second);
-    sw_turn_free(&s->steady);
-    sw_turn_free(&s->drain);
-    sw_placement_free(&s->placement);
+    test_turns_free(&s->turns);
     free(w);
 }
 
@@ -190,10 +159,10 @@ static int push_all(struct setup *s) {
     struct sw_run *last = NULL;
     int ret = 0;
     for (uint64_t n = 0; n <= TURNS && ret == 0; n++) {
-        const struct sw_turn *turn = n == 0       ? &s->first
-                                     : n == 1     ? &s->second
-                                     : n == TURNS ? &s->drain
-                                                  : &s->steady;
+        const struct sw_turn *turn = n == 0       ? &s->turns.first
+                                     : n == 1     ? &s->turns.second
+                                     : n == TURNS ? &s->turns.drain
+                                                  : &s->turns.steady;
         s->watch->turns[n] = turn;
         while ((ret = sw_executor_push(s->executor, turn, n, last)) == -EAGAIN)
             if ((ret = sw_executor_wait(s->executor)) < 0) return ret;

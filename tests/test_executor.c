@@ -13,10 +13,11 @@
 #include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "tests/support_turns.h"
 #include <errno.h>
 #include "engine/executor.h"
 
-enum { UNITS = 5, TURNS = 12, RANKS_MAX = 3, TASKS_MAX = 640 };
+enum { TURNS = 12, RANKS_MAX = 3, TASKS_MAX = 640 };
 
 struct watch {
     const struct sw_executor *executor;
@@ -128,9 +129,7 @@ static const struct sw_executor_ops ops = {
     .run = on_run, .start = on_start, .finish = on_finish, .waits = on_waits, .done = on_done};
 
 struct setup {
-    struct sw_placement placement;
-    struct sw_turn_shape shape;
-    struct sw_turn first, second, steady, drain;
+    struct test_turns turns;
     struct sw_device_handle devices[RANKS_MAX];
     uint32_t ranks;
     uint8_t adam_lane[RANKS_MAX];
@@ -141,39 +140,8 @@ struct setup {
 
 static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier tier, int fail_kind,
                        uint32_t ranks) {
-    uint64_t elements[UNITS];
-    for (int u = 0; u < UNITS; u++) elements[u] = 128u * (10 + 7u * (unsigned)u);
-    /* On NVMe is everything that can be; on the device, likewise. */
-    const struct sw_tiers all = sw_tiers_all(tier);
-    const int device = tier == SW_TIER_DEVICE;
-    const struct sw_placement_input input = {
-        .order = {.unit_count = UNITS, .parts = 1, .tied = 1},
-        .micro_count = 2,
-        .shards = ranks,
-        .replicas = 1,
-        .local_ranks = ranks,
-        .unit_elements = elements,
-        .optimizer = all,
-        .params = tier == SW_TIER_HOST ? sw_tiers_all(SW_TIER_DEVICE) : all,
-        .gradients = all,
-        .activations = all,
-        .checkpoint_every = tier == SW_TIER_NVME ? 2 : 1,
-        .chunk_bytes = 30000,
-        .activation_bytes = 4096};
-    assert_int_equal(sw_placement_build(&s->placement, &input), 0);
-    const int stays = ranks == 1 && (device || tier == SW_TIER_HOST);
-    assert_int_equal(s->placement.head_whole, stays);
-    s->shape = (struct sw_turn_shape){.overlap = overlap,
-                                      .turning_point = overlap == SW_OVERLAP_NONE      ? 0
-                                                       : overlap == SW_OVERLAP_FORWARD ? UNITS
-                                                                                       : 2,
-                                      .placement = &s->placement};
-    const int late = sw_turn_shape_is_late(&s->shape);
-    assert_int_equal(sw_turn_build(&s->first, &s->shape, SW_TURN_TRAIN, 0, NULL), 0);
-    assert_int_equal(sw_turn_build(&s->second, &s->shape, SW_TURN_TRAIN, late, &s->first), 0);
-    assert_int_equal(sw_turn_build(&s->steady, &s->shape, SW_TURN_TRAIN, late, &s->second), 0);
-    assert_int_equal(sw_turn_build(&s->drain, &s->shape, SW_TURN_DRAIN, late, &s->steady), 0);
-    assert_true(s->steady.task_count < TASKS_MAX);
+    test_turns_build(&s->turns, overlap, tier, ranks);
+    assert_true(s->turns.steady.task_count < TASKS_MAX);
     const struct sw_host_device_options options = {.threads = 1, .adam = no_adam};
     s->ranks = ranks;
     for (uint32_t r = 0; r < ranks; r++)
@@ -182,7 +150,8 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     s->watch->fail_kind = fail_kind;
     for (int l = 0; l < SW_LANE_COUNT * RANKS_MAX; l++)
         s->watch->seed[l / RANKS_MAX][l % RANKS_MAX] = (unsigned)time(NULL) + 77u * (unsigned)l;
-    const struct sw_turn *const turns[] = {&s->first, &s->second, &s->steady, &s->drain};
+    const struct sw_turn *const turns[] = {&s->turns.first, &s->turns.second, &s->turns.steady,
+                                           &s->turns.drain};
     for (uint32_t r = 0; r < ranks; r++) s->adam_lane[r] = r % 2;
     const struct sw_executor_ranks with = {ranks, s->devices,
                                            overlap == SW_OVERLAP_FORWARD ? NULL : s->adam_lane};
@@ -193,11 +162,7 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
 static void close_setup(struct setup *s) {
     sw_executor_close(s->executor);
     for (uint32_t r = 0; r < s->ranks; r++) s->devices[r].ops->close(s->devices[r].device);
-    sw_turn_free(&s->first);
-    sw_turn_free(&s->second);
-    sw_turn_free(&s->steady);
-    sw_turn_free(&s->drain);
-    sw_placement_free(&s->placement);
+    test_turns_free(&s->turns);
     free(s->watch);
 }
 
@@ -216,8 +181,12 @@ static int push_all(struct setup *s) {
     struct sw_run *last = NULL;
     int ret = 0;
     for (uint64_t n = 0; n < TURNS && ret == 0; n++)
-        ret = push(s, n == 0 ? &s->first : n == 1 ? &s->second : &s->steady, n, &last);
-    if (ret == 0) ret = push(s, &s->drain, TURNS, &last);
+        ret = push(s,
+                   n == 0   ? &s->turns.first
+                   : n == 1 ? &s->turns.second
+                            : &s->turns.steady,
+                   n, &last);
+    if (ret == 0) ret = push(s, &s->turns.drain, TURNS, &last);
     return ret ? ret : sw_executor_idle(s->executor);
 }
 
@@ -238,9 +207,9 @@ static void tasks_start_after_what_they_wait_for(void **state) {
             struct setup s = {0};
             open_setup(&s, overlaps[o % 3], (enum sw_tier)tier, -1, ranks);
             assert_int_equal(push_all(&s), 0);
-            const uint32_t want = tasks_of(&s.first, ranks) + tasks_of(&s.second, ranks) +
-                                  (TURNS - 2) * tasks_of(&s.steady, ranks) +
-                                  tasks_of(&s.drain, ranks);
+            const uint32_t want =
+                tasks_of(&s.turns.first, ranks) + tasks_of(&s.turns.second, ranks) +
+                (TURNS - 2) * tasks_of(&s.turns.steady, ranks) + tasks_of(&s.turns.drain, ranks);
             assert_int_equal(atomic_load(&s.watch->runs), want);
             assert_int_equal(atomic_load(&s.watch->violations), 0);
             for (int lane = 0; lane < SW_LANE_COUNT; lane++)
@@ -274,7 +243,7 @@ static void a_failure_ends_every_wait(void **state) {
                    (enum sw_tier)(i / 2 / SW_TASK_KIND_COUNT % SW_TIER_COUNT), kind,
                    i < SW_TIER_COUNT * 2 * SW_TASK_KIND_COUNT ? 1 : 2);
         s.watch->fail_turn = fail_turns[i % 2];
-        const int used = has_kind(&s.steady, kind);
+        const int used = has_kind(&s.turns.steady, kind);
         tried[kind] |= used;
         if (used) assert_int_equal(push_all(&s), -EIO);
         close_setup(&s);
@@ -301,8 +270,8 @@ static void closing_while_turns_run_is_safe(void **state) {
         struct setup s = {0};
         struct sw_run *last = NULL;
         open_setup(&s, SW_OVERLAP_FORWARD, SW_TIER_NVME, -1, 1 + (uint32_t)i % 2);
-        assert_int_equal(push(&s, &s.first, 0, &last), 0);
-        assert_int_equal(push(&s, &s.second, 1, &last), 0);
+        assert_int_equal(push(&s, &s.turns.first, 0, &last), 0);
+        assert_int_equal(push(&s, &s.turns.second, 1, &last), 0);
         usleep((useconds_t)(i * 50));
         close_setup(&s);
     }
@@ -314,7 +283,7 @@ static void the_step_clock_is_the_longest_on_the_path(void **state) {
     (void)state;
     struct setup s = {0};
     open_setup(&s, SW_OVERLAP_NONE, SW_TIER_NVME, -1, 1);
-    const struct sw_turn *turn = &s.first;
+    const struct sw_turn *turn = &s.turns.first;
     uint64_t start[TASKS_MAX], end[TASKS_MAX], at = 0;
     for (int writes = 0; writes < 2; writes++) /* one after another, the writes last and long */
         for (uint32_t i = 0; i < turn->task_count; i++) {
