@@ -54,14 +54,8 @@ static void versions(void) {
     rates_say("version", "cuBLASLt", (double)cublasLtGetVersion(), "");
 }
 
-struct copies {
-    void *host[2], *device[2];
-    uint64_t bytes;
-    int up, down;
-};
-
 static int copy(void *ctx) {
-    const struct copies *c = ctx;
+    const struct rates_copies *c = ctx;
     cudaError_t error = cudaSuccess;
     if (c->up)
         error =
@@ -73,19 +67,13 @@ static int copy(void *ctx) {
 }
 
 static void copies(void) {
-    struct copies c = {.bytes = rates_size(256 << 20)};
+    struct rates_copies c = {.bytes = rates_size(256 << 20)};
     for (int i = 0; i < 2; i++) {
         must(cudaHostAlloc(&c.host[i], c.bytes, cudaHostAllocDefault), "pinned memory");
         c.device[i] = device_bytes(c.bytes);
         rates_fill(c.host[i], c.bytes / 2, (uint64_t)i + 1);
     }
-    for (int which = 1; which <= 3; which++) {
-        static const char *const names[] = {"", "to the device", "from the device", "both at once"};
-        c.up = which & 1;
-        c.down = which >> 1;
-        const double seconds = rates_time(copy, wait_all, &c);
-        rates_say("copy", names[which], 1e-9 * (double)c.bytes * (c.up + c.down) / seconds, "GB/s");
-    }
+    rates_say_copies(copy, wait_all, &c);
 }
 
 struct product {

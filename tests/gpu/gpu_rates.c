@@ -49,14 +49,8 @@ static int wait_all(void *ctx) {
 
 /* ---- copies ---- */
 
-struct copies {
-    void *host[2], *device[2];
-    uint64_t bytes;
-    int up, down;
-};
-
 static int copy(void *ctx) {
-    const struct copies *c = ctx;
+    const struct rates_copies *c = ctx;
     int ret = 0;
     if (c->up) ret = dev.ops->copy_h2d(streams[0], c->device[0], c->host[0], c->bytes);
     if (c->down && ret == 0)
@@ -65,7 +59,7 @@ static int copy(void *ctx) {
 }
 
 static void copies(void) {
-    struct copies c = {.bytes = rates_size(256 << 20)};
+    struct rates_copies c = {.bytes = rates_size(256 << 20)};
     for (int i = 0; i < 2; i++) {
         c.host[i] = host_bytes(c.bytes);
         c.device[i] = device_bytes(c.bytes);
@@ -77,13 +71,7 @@ static void copies(void) {
     must(dev.ops->copy_d2h(streams[1], c.host[1], c.device[1], c.bytes), "a copy");
     wait_all(NULL);
     must(memcmp(c.host[0], c.host[1], c.bytes) == 0 ? 0 : -1, "other bytes come back");
-    for (int which = 1; which <= 3; which++) {
-        static const char *const names[] = {"", "to the device", "from the device", "both at once"};
-        c.up = which & 1;
-        c.down = which >> 1;
-        const double seconds = rates_time(copy, wait_all, &c);
-        rates_say("copy", names[which], 1e-9 * (double)c.bytes * (c.up + c.down) / seconds, "GB/s");
-    }
+    rates_say_copies(copy, wait_all, &c);
     for (int i = 0; i < 2; i++) {
         dev.ops->unpin(dev.device, c.host[i]);
         dev.ops->free(dev.device, c.device[i], c.bytes);

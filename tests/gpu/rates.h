@@ -21,7 +21,7 @@ struct rates_matrix {
 static const struct rates_matrix rates_matrices[] = {
     {"q and o", 4096, 4096, 4096},      {"k and v", 1024, 4096, 4096},
     {"gate and up", 14336, 4096, 4096}, {"down", 4096, 14336, 4096},
-    {"head", 42752, 4096, 62}, /* a third of the vocabulary, and the program's slice of tokens */
+    {"head", 42752, 4096, 499}, /* a third of the vocabulary; sw_llama_head_slice() of all of it */
 };
 enum { MATRICES = sizeof(rates_matrices) / sizeof(rates_matrices[0]) };
 
@@ -105,11 +105,31 @@ static inline double rates_time(int (*call)(void *ctx), int (*wait)(void *ctx), 
     return rounds[ROUNDS / 2];
 }
 
+/* Buffers of copies to the device (0) and from it (1), and which of the two are made. */
+struct rates_copies {
+    void *host[2], *device[2];
+    uint64_t bytes;
+    int up, down;
+};
+
 /* A line of result. */
 static inline void rates_say(const char *what, const char *name, double per_s, const char *unit) {
     printf("{\"what\": \"%s\", \"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"}\n", what, name,
            per_s, unit);
     fflush(stdout);
+}
+
+/* Times each way alone, then both at once; copy and wait as of rates_time(), with the copies. */
+static inline void rates_say_copies(int (*copy)(void *ctx), int (*wait)(void *ctx),
+                                    struct rates_copies *c) {
+    static const char *const names[] = {"", "to the device", "from the device", "both at once"};
+    for (int which = 1; which <= 3; which++) {
+        c->up = which & 1;
+        c->down = which >> 1;
+        const double seconds = rates_time(copy, wait, c);
+        rates_say("copy", names[which], 1e-9 * (double)c->bytes * (c->up + c->down) / seconds,
+                  "GB/s");
+    }
 }
 
 static inline void rates_say_product(const struct rates_matrix *matrix, int direction,
