@@ -43,15 +43,15 @@ struct sw_executor {
     struct sw_executor_ops ops;
     void *ctx;
     uint32_t rank_count;
-    struct sw_device *devices[SW_EXECUTOR_RANKS_MAX];
+    struct sw_device *devices[SW_RANKS_MAX];
     int keeps_times; /* the devices do: work runs on them after its call */
     pthread_t timekeeper;
     int timekeeper_started;
     struct lane *lanes; /* of lane_of() */
     uint32_t lane_count;
-    uint8_t adam_lane[SW_EXECUTOR_RANKS_MAX]; /* by rank */
-    struct counter *counters;                 /* [lane][rank] */
-    _Atomic int error;                        /* 0 or the first -errno */
+    uint8_t adam_lane[SW_RANKS_MAX]; /* by rank */
+    struct counter *counters;        /* [lane][rank] */
+    _Atomic int error;               /* 0 or the first -errno */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t pushed, progress;
@@ -609,7 +609,7 @@ static int open_tables(struct sw_executor *ex) {
 int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
                      const struct sw_executor_ops *ops, void *ctx,
                      const struct sw_turn *const *turns, uint32_t turn_count) {
-    assert(ranks->count >= 1 && ranks->count <= SW_EXECUTOR_RANKS_MAX);
+    assert(ranks->count >= 1 && ranks->count <= SW_RANKS_MAX);
     struct sw_executor *ex = calloc(1, sizeof(*ex));
     if (!ex) return -ENOMEM;
     uint32_t tasks_max = 1, lane_max[SW_LANE_COUNT] = {0};

@@ -16,15 +16,11 @@
 #define ENGINE_EXECUTOR_H
 #include <stdatomic.h>
 #include <stdint.h>
+#include "engine/collective.h"
 #include "engine/turn.h"
 #include "kernels/device.h"
 
-enum {
-    SW_RUNS_ACTIVE_MAX = 2,
-    SW_RUNS_KEPT = 4,
-    SW_LANE_IN_FLIGHT_MAX = 8,
-    SW_EXECUTOR_RANKS_MAX = 64
-};
+enum { SW_RUNS_ACTIVE_MAX = 2, SW_RUNS_KEPT = 4, SW_LANE_IN_FLIGHT_MAX = 8 };
 
 /* One turn on its way. Valid until SW_RUNS_KEPT further pushes. */
 struct sw_run {

@@ -34,9 +34,9 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->chunk_bytes = 8 << 20;
 }
 
-void sw_train_settle_device(struct sw_train_options *options) {
-    const int alone = !sw_world_is_launched(); /* else the other processes come first */
-    if (options->device == SW_DEVICE_AUTO && alone)
+void sw_train_settle_device(struct sw_train_options *options, int have_met) {
+    const int alone = !sw_world_is_launched();
+    if (options->device == SW_DEVICE_AUTO && (alone || have_met))
         options->device = sw_device_cuda_usable() > 0 ? SW_DEVICE_CUDA : SW_DEVICE_HOST;
     if (options->ranks) return;
     const int gpus = options->device == SW_DEVICE_CUDA && alone ? sw_device_cuda_usable() : 1;

@@ -76,7 +76,7 @@ void sw_train_defaults(struct sw_train_options *options);
 
 /* Chooses what the user left open: a GPU where there is one that can be used, a rank for each. In
  * one process of several the device stays open until they have met, and there is one rank. */
-void sw_train_settle_device(struct sw_train_options *options);
+void sw_train_settle_device(struct sw_train_options *options, int have_met);
 
 /* The learning rate of step 1, 2, ...: linear warm-up lr * step / warmup, then constant, linear or
  * cosine from lr down to min_lr over the steps after the warm-up. warmup and steps resolved. */

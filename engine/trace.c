@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/log.h"
-#include "engine/executor.h"
+#include "engine/collective.h"
 
 enum {
     RECORDS_MAX = 1024,          /* of a half */
@@ -49,8 +49,8 @@ struct buffer {
 
 struct sw_trace {
     uint32_t process, first_rank;
-    uint8_t adam_lane[SW_EXECUTOR_RANKS_MAX]; /* by rank of this process */
-    _Atomic uint64_t first_ns;                /* times start there */
+    uint8_t adam_lane[SW_RANKS_MAX]; /* by rank of this process */
+    _Atomic uint64_t first_ns;       /* times start there */
     struct buffer buffers[BUFFERS];
     /* The writer's alone, from its start to its end. */
     int fd, error;
@@ -367,7 +367,7 @@ static void destroy(struct sw_trace *trace) {
 
 int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks,
                   const uint8_t *adam_lane) {
-    assert(ranks <= SW_EXECUTOR_RANKS_MAX);
+    assert(ranks <= SW_RANKS_MAX);
     *out = NULL;
     if (!path) return 0;
     struct sw_trace *trace = malloc(sizeof(*trace));

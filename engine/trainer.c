@@ -61,8 +61,7 @@ static void resolve_steps(struct sw_trainer *t) {
 /* A GPU where there is one that can be used, unless the user has chosen. */
 static int choose_device(struct sw_trainer *t) {
     struct sw_train_options *o = &t->options;
-    if (o->device == SW_DEVICE_AUTO)
-        o->device = sw_device_cuda_usable() > 0 ? SW_DEVICE_CUDA : SW_DEVICE_HOST;
+    sw_train_settle_device(o, 1);
     if (o->device == SW_DEVICE_HOST) return 0;
     const int count = sw_device_cuda_count();
     if (count < 0) return count;
@@ -111,6 +110,8 @@ static int open_rank(struct sw_trainer *t, uint32_t index) {
     const int ret = open_device(t, r, index);
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
 }
+
+static_assert((int)SW_NODE_RANKS_MAX >= (int)SW_RANKS_MAX, "any rank has a node");
 
 /* Cores, memory and Adam of each rank next to its device. */
 static int share_nodes(struct sw_trainer *t, int per_core) {
@@ -297,7 +298,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     struct sw_trainer *t = calloc(1, sizeof(*t));
     if (!t) return -ENOMEM;
     t->options = *options;
-    sw_train_settle_device(&t->options);
+    sw_train_settle_device(&t->options, 0);
     t->hooks = *hooks;
     t->out_held = -1;
     pthread_mutex_init(&t->executor_lock, NULL);

@@ -301,6 +301,6 @@ int sw_parse_train(int argc, char **argv, struct sw_train_options *options,
     const int ret = sw_options_parse(&sw_train_command, argc, argv, options, parsed);
     if (ret != 0) return ret;
     if (!sw_option_origin(parsed, "grad-dtype")) options->grad_dtype = options->dtype;
-    sw_train_settle_device(options);
+    sw_train_settle_device(options, 0);
     return check_together(options, parsed);
 }
