@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 
+import check_broken
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COLUMNS_MAX = 100
 LINES_MAX = 800
@@ -187,6 +189,18 @@ def links():
                     yield f"{name}: {target}"
 
 
+def planted_bugs():
+    """What a planted bug replaces stands in its file once: else it is planted no more."""
+    for name in FILES:
+        if name.startswith("tests/broken/") and name.endswith(".broken"):
+            try:
+                for file, old, _ in check_broken.Variant(os.path.join(ROOT, name)).edits:
+                    if read(file).count(old) != 1:
+                        yield f"{name}: the old text stands {read(file).count(old)} times in {file}"
+            except (check_broken.BadVariant, FileNotFoundError) as error:
+                yield f"{name}: {error}"
+
+
 def plain_make():
     """Plain `make` builds the program, whatever targets stand above it."""
     planned = subprocess.run(["make", "-n", "PROBE=0", "CONFIG=debug"], cwd=ROOT, text=True,
@@ -196,7 +210,7 @@ def plain_make():
 
 
 RULES = [long_lines, long_files, white_space, unfinished_words, header_guards, layers, file_names,
-         public_names, tests_are_run, sizes, links, plain_make]
+         public_names, tests_are_run, sizes, links, planted_bugs, plain_make]
 
 
 def main():
