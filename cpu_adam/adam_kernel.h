@@ -5,7 +5,7 @@
  * so the width of a vector cannot show in the bits. A file that includes this defines SW_ADAM_ISA.
  * The loops are specialised by type, so nothing is decided inside; 8-bit moments and the update's
  * norm are made around them, a block at a time in the first-level cache. */
-#include <emmintrin.h>
+#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 #include "cpu_adam/adam_variants.h"
@@ -16,10 +16,13 @@
 #define SW_NAME(name)   SW_PASTE(name, SW_ADAM_ISA)
 #define SW_INLINE       static inline __attribute__((always_inline))
 
-/* Lines of a tile are asked for this many bytes ahead of their use; docs/cpu-adam.md has the
- * measurement that chose it. */
+/* Lines of a tile are asked for this many bytes ahead of their use, into the cache of level 1 (3),
+ * 2 (2) or 3 (1); docs/cpu-adam.md has the measurement that chose both. */
 #ifndef SW_ADAM_PREFETCH_BYTES
-#define SW_ADAM_PREFETCH_BYTES 2048
+#define SW_ADAM_PREFETCH_BYTES 1024
+#endif
+#ifndef SW_ADAM_PREFETCH_TO
+#define SW_ADAM_PREFETCH_TO 3
 #endif
 #ifndef SW_ADAM_TILE
 #define SW_ADAM_TILE 32
@@ -84,67 +87,98 @@ SW_INLINE void piece(const struct sw_adam_step step, float decay_factor, float d
     }
 }
 
-/* A whole tile of weights to where they belong, around the caches where the address allows it. */
-SW_INLINE void emit(void *to, const void *from, uint64_t bytes) {
-    if ((uintptr_t)to % sizeof(__m128i)) {
-        memcpy(to, from, bytes);
-        return;
-    }
-    for (uint64_t b = 0; b < bytes; b += sizeof(__m128i))
-        _mm_stream_si128((__m128i *)((char *)to + b),
-                         _mm_load_si128((const __m128i *)((const char *)from + b)));
+/* A line of weights to where it belongs, around the caches, in the widest stores there are: `to` is
+ * its beginning. */
+SW_INLINE void emit_line(char *to, const char *from) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512((__m512i *)to, _mm512_load_si512(from));
+#elif defined(__AVX__)
+    for (int b = 0; b < LINE_BYTES; b += (int)sizeof(__m256i))
+        _mm256_stream_si256((__m256i *)(to + b), _mm256_load_si256((const __m256i *)(from + b)));
+#else
+    for (int b = 0; b < LINE_BYTES; b += (int)sizeof(__m128i))
+        _mm_stream_si128((__m128i *)(to + b), _mm_load_si128((const __m128i *)(from + b)));
+#endif
 }
 
 SW_INLINE void prefetch(const void *at, uint64_t bytes, int write) {
     for (uint64_t b = 0; b < bytes; b += LINE_BYTES) {
         const char *line = (const char *)at + b + SW_ADAM_PREFETCH_BYTES;
         if (write)
-            __builtin_prefetch(line, 1, 2);
+            __builtin_prefetch(line, 1, SW_ADAM_PREFETCH_TO);
         else
-            __builtin_prefetch(line, 0, 2);
+            __builtin_prefetch(line, 0, SW_ADAM_PREFETCH_TO);
     }
 }
 
-/* A run, tile by tile: an address of the tiles ahead costs nothing where nothing lies there. */
+SW_INLINE struct place place_after(struct place at, uint64_t count, uint64_t grad_bytes,
+                                   uint64_t weight_bytes, enum form form) {
+    return (struct place){
+        .master = form >= SPLIT ? NULL : at.master + count,
+        .half = form >= SPLIT ? at.half + count : NULL,
+        .remainder = form >= SPLIT ? at.remainder + count : NULL,
+        .momentum = at.momentum + count,
+        .variance = at.variance + count,
+        .grad = (const char *)at.grad + count * grad_bytes,
+        .weight = weight_bytes ? (char *)at.weight + count * weight_bytes : NULL,
+    };
+}
+
+/* Elements before the first line of weights begins: all of them where no line ever does. */
+SW_INLINE uint64_t before_line(const void *weight, uint64_t weight_bytes, uint64_t count) {
+    const uint64_t past = (uintptr_t)weight % LINE_BYTES;
+    if (past == 0) return 0;
+    if (past % weight_bytes) return count;
+    const uint64_t head = (LINE_BYTES - past) / weight_bytes;
+    return head < count ? head : count;
+}
+
+/* A run, tile by tile. The weight's lines are whole ones, wherever it begins: what lies before the
+ * first is a piece of its own. An address of the tiles ahead costs nothing where nothing lies
+ * there. */
 SW_INLINE void run(const struct sw_adam_step *step, float decay_factor, float decay_grad,
-                   const struct place *at, uint64_t count, enum sw_dtype grad_dtype, enum form form,
-                   int coupled) {
+                   const struct place *begin, uint64_t count, enum sw_dtype grad_dtype,
+                   enum form form, int coupled) {
     const uint64_t grad_bytes = grad_dtype == SW_BF16 ? 2 : 4;
     const uint64_t weight_bytes = form == FP32_TO_FP32 || form == SPLIT_TO_FP32   ? 4
                                   : form == FP32_TO_BF16 || form == SPLIT_TO_BF16 ? 2
                                                                                   : 0;
+    const int around = SW_ADAM_WEIGHT_AROUND && weight_bytes;
     const struct sw_adam_step scalars = *step;
-    uint64_t i = 0;
-    for (; i + TILE <= count; i += TILE) {
-        const char *grad = (const char *)at->grad + i * grad_bytes;
-        char *weight = weight_bytes ? (char *)at->weight + i * weight_bytes : NULL;
-        float *master = form >= SPLIT ? NULL : at->master + i;
-        sw_bf16 *half = form >= SPLIT ? at->half + i : NULL;
-        int16_t *remainder = form >= SPLIT ? at->remainder + i : NULL;
+    struct place at = *begin;
+#define PIECE(to, length)                                                                          \
+    piece(scalars, decay_factor, decay_grad, at.master, at.half, at.remainder, at.momentum,        \
+          at.variance, at.grad, to, length, grad_dtype, form, coupled)
+#define ADVANCE(length) at = place_after(at, length, grad_bytes, weight_bytes, form)
+    if (around) {
+        const uint64_t head = before_line(at.weight, weight_bytes, count);
+        PIECE(at.weight, head);
+        ADVANCE(head);
+        count -= head;
+    }
+    for (; count >= TILE; count -= TILE) {
         if (SW_ADAM_PREFETCH_BYTES) {
-            prefetch(grad, TILE * grad_bytes, 0);
+            prefetch(at.grad, TILE * grad_bytes, 0);
             if (form >= SPLIT) {
-                prefetch(half, TILE * sizeof(*half), 1);
-                prefetch(remainder, TILE * sizeof(*remainder), 1);
+                prefetch(at.half, TILE * sizeof(*at.half), 1);
+                prefetch(at.remainder, TILE * sizeof(*at.remainder), 1);
             } else {
-                prefetch(master, TILE * sizeof(*master), 1);
+                prefetch(at.master, TILE * sizeof(*at.master), 1);
             }
-            prefetch(at->momentum + i, TILE * sizeof(float), 1);
-            prefetch(at->variance + i, TILE * sizeof(float), 1);
-            if (!SW_ADAM_WEIGHT_AROUND) prefetch(weight, TILE * weight_bytes, 1);
+            prefetch(at.momentum, TILE * sizeof(float), 1);
+            prefetch(at.variance, TILE * sizeof(float), 1);
+            if (!around) prefetch(at.weight, TILE * weight_bytes, 1);
         }
         _Alignas(LINE_BYTES) char emitted[TILE * sizeof(float)];
-        piece(scalars, decay_factor, decay_grad, master, half, remainder, at->momentum + i,
-              at->variance + i, grad, SW_ADAM_WEIGHT_AROUND ? emitted : weight, TILE, grad_dtype,
-              form, coupled);
-        if (SW_ADAM_WEIGHT_AROUND && weight_bytes) emit(weight, emitted, TILE * weight_bytes);
+        PIECE(around ? emitted : at.weight, TILE);
+        for (uint64_t b = 0; around && b < TILE * weight_bytes; b += LINE_BYTES)
+            emit_line((char *)at.weight + b, emitted + b);
+        ADVANCE(TILE);
     }
-    piece(scalars, decay_factor, decay_grad, form >= SPLIT ? NULL : at->master + i,
-          form >= SPLIT ? at->half + i : NULL, form >= SPLIT ? at->remainder + i : NULL,
-          at->momentum + i, at->variance + i, (const char *)at->grad + i * grad_bytes,
-          weight_bytes ? (char *)at->weight + i * weight_bytes : NULL, count - i, grad_dtype, form,
-          coupled);
-    if (SW_ADAM_WEIGHT_AROUND && weight_bytes) _mm_sfence(); /* before anybody is told of them */
+    PIECE(at.weight, count);
+#undef PIECE
+#undef ADVANCE
+    if (around) _mm_sfence(); /* before anybody is told of them */
 }
 
 typedef void (*loop)(const struct sw_adam_step *step, float decay_factor, float decay_grad,
