@@ -138,8 +138,9 @@ tool_objs := $(patsubst %,$(O)/%.o,$(filter-out $(if $(san),tools/alloc_hooks.c)
                $(wildcard tools/*.c tools/*.cpp)))
 tests    := $(patsubst %.c,$(O)/%,$(wildcard tests/test_*.c))
 preloads := $(patsubst %.c,$(O)/%.so,$(wildcard tests/preload/*.c))
-# adam_peer.c is a library's, built by tests/bench/adam_peers.py.
-bench_tools := $(patsubst %.c,$(O)/%,$(filter-out %/adam_peer.c,$(wildcard tests/bench/*.c)))
+# adam_peer.c and adam_builds.c are built by the scripts of their names.
+bench_tools := $(patsubst %.c,$(O)/%,$(filter-out %/adam_peer.c %/adam_builds.c, \
+                 $(wildcard tests/bench/*.c)))
 # support_world.c is a program that tests/world.py runs.
 test_support := $(patsubst %,$(O)/%.o,$(filter-out %_world.c,$(wildcard tests/support_*.c)))
 program  := $(if $(filter release,$(CONFIG)),build/spillway,$(O)/spillway)

@@ -19,7 +19,7 @@
 /* Lines of a tile are asked for this many bytes ahead of their use, into the cache of level 1 (3),
  * 2 (2) or 3 (1); docs/cpu-adam.md has the measurement that chose both. */
 #ifndef SW_ADAM_PREFETCH_BYTES
-#define SW_ADAM_PREFETCH_BYTES 1024
+#define SW_ADAM_PREFETCH_BYTES 2048
 #endif
 #ifndef SW_ADAM_PREFETCH_TO
 #define SW_ADAM_PREFETCH_TO 3
@@ -32,6 +32,7 @@
 #define SW_ADAM_WEIGHT_AROUND 1
 #endif
 enum { TILE = SW_ADAM_TILE, LINE_BYTES = 64, BLOCK = SW_ADAM_BLOCK };
+_Static_assert(TILE * sizeof(sw_bf16) % LINE_BYTES == 0, "a tile's weights are whole lines");
 
 /* Where one run of elements lies; what a format does not use is NULL. */
 struct place {
