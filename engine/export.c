@@ -39,6 +39,7 @@ struct export {
     struct sw_shards shards;
     struct sw_safetensors_writer *writers; /* by shard */
     uint32_t writer_count;
+    char run[24], origin[SW_EXPORT_ORIGIN_BYTES];
     struct sw_new_files files; /* optimizer.json is the last */
     int made;                  /* the folder was */
     uint64_t done_bytes;
@@ -86,8 +87,8 @@ static int create_shard(struct export *x, uint32_t shard, uint32_t first, uint32
     sw_shards_name(&x->shards, shard, name);
     char *path = sw_new_files_path(&x->files, name);
     if (!path) return -ENOMEM;
-    const int ret =
-        sw_safetensors_create(&x->writers[shard], path, x->entries + first, count, SW_FP32);
+    const int ret = sw_safetensors_create(&x->writers[shard], path, x->entries + first, count,
+                                          SW_FP32, x->origin);
     free(path);
     if (ret < 0) return ret;
     x->writer_count++;
@@ -101,6 +102,10 @@ static int create_shard(struct export *x, uint32_t shard, uint32_t first, uint32
 }
 
 static int create_files(struct export *x) {
+    const struct sw_commit *commit = sw_export_store_commit(&x->store);
+    snprintf(x->run, sizeof(x->run), "%016llx", (unsigned long long)commit->run);
+    snprintf(x->origin, sizeof(x->origin), SW_EXPORT_ORIGIN_FORMAT, x->run,
+             (unsigned long long)commit->step);
     int ret = list_tensors(x);
     if (ret < 0) return ret;
     x->writers = calloc(x->shards.count, sizeof(*x->writers));
@@ -231,7 +236,7 @@ static json_t *state_json(const struct export *x) {
                              sw_order_name(id->order), "seed", (json_int_t)id->seed);
     json_t *model = json_pack("{s:o,s:I}", "fingerprint", line_json(commit, "model"), "parameters",
                               (json_int_t)id->params);
-    return json_pack("{s:i,s:I,s:I,s:I,s:o,s:o,s:s,s:o}", "schema", 1, "step",
+    return json_pack("{s:i,s:s,s:I,s:I,s:I,s:o,s:o,s:s,s:o}", "schema", 1, "run", x->run, "step",
                      (json_int_t)commit->step, "updates", (json_int_t)commit->updates,
                      "skips_in_a_row", (json_int_t)commit->skips_in_a_row, "data", data, "model",
                      model, "numerics_key", id->key, "options", options_json(id));

@@ -16,6 +16,10 @@
 #define SW_EXPORT_INDEX "optimizer.safetensors.index.json"
 #define SW_EXPORT_STATE "optimizer.json"
 
+/* What all files of an export name as their origin: "RUN, step N". */
+enum { SW_EXPORT_ORIGIN_BYTES = 48 };
+#define SW_EXPORT_ORIGIN_FORMAT "%s, step %llu"
+
 enum { SW_EXPORT_PARTS = 3, SW_EXPORT_NAME_MAX = SW_TENSOR_NAME_MAX + 16 };
 
 /* "master.NAME", "momentum.NAME", "variance.NAME" for parts 0, 1 and 2. */

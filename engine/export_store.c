@@ -1,7 +1,8 @@
 /* engine/export_store.c - finds the stores of a run's processes and reads their records.
  *
- * How many processes there were stands nowhere: a unit has as many shards as the run had ranks, and
- * a store the chunks of some of them. The first store's folders come first only where they were
+ * A unit has as many shards as the run had ranks, and a store the chunks of some of them, so its
+ * length tells how many stores there are; whose a part is, and of which run, stands in its commit,
+ * as files can be moved. The first store's folders come first only where they were
  * given first; every folder that may begin a part is looked into for every part. */
 #include "engine/export_store.h"
 
@@ -208,6 +209,19 @@ static int find_part(struct sw_export_store *s, uint32_t p) {
     return -ENOENT;
 }
 
+/* Refuses a part that lies in another one's place. */
+static int check_place(const struct sw_export_store *s, uint32_t p) {
+    const struct sw_export_part *part = &s->parts[p];
+    const struct sw_commit *commit = &part->commit;
+    const uint32_t processes = s->id.numerics.ranks / s->ranks;
+    if (commit->process == p && commit->processes == processes) return 0;
+    sw_error("export: %s/%s.commit is the part of process %u of %u (run %016llx), where that of "
+             "process %u of %u belongs: put each part back in its place",
+             part->folders[0], part->name, commit->process, commit->processes,
+             (unsigned long long)commit->run, p, processes);
+    return -EINVAL;
+}
+
 /* Refuses a part of another run than the first one's. */
 static int check_part(const struct sw_export_store *s, uint32_t p) {
     const struct sw_export_part *first = &s->parts[0], *part = &s->parts[p];
@@ -225,7 +239,15 @@ static int check_part(const struct sw_export_store *s, uint32_t p) {
                  have, (int)strcspn(value, "\n"), value);
         return -EINVAL;
     }
-    if (part->commit.chunk_count == first->commit.chunk_count) return 0;
+    if (part->commit.chunk_count == first->commit.chunk_count) {
+        if (part->commit.run == first->commit.run) return 0;
+        sw_error("export: the store of process %u in %s is of run %016llx, and that of process 0 "
+                 "in %s of run %016llx: name the folders of one run with --nvme, or put back the "
+                 "part of one of them (spillway inspect shows whose it is)",
+                 p, part->folders[0], (unsigned long long)part->commit.run, first->folders[0],
+                 (unsigned long long)first->commit.run);
+        return -EINVAL;
+    }
     sw_error("export: the store of process %u in %s belongs to another run than that of process 0 "
              "in %s: it has %u chunks and not %u",
              p, part->folders[0], first->folders[0], part->commit.chunk_count,
@@ -259,11 +281,12 @@ static int lock_part(struct sw_export_store *s, struct sw_export_part *part) {
  * step `step_max`. */
 static int pin(struct sw_export_part *part, uint64_t step_max) {
     const uint32_t chunks = part->commit.chunk_count;
+    const uint64_t run = part->commit.run;
     char identity[SW_COMMIT_IDENTITY_BYTES];
     memcpy(identity, part->commit.identity, sizeof(identity));
     const int ret = read_commit(part, part->folders[0], step_max);
     if (ret < 0) return ret;
-    if (ret == 1 && part->commit.chunk_count == chunks &&
+    if (ret == 1 && part->commit.chunk_count == chunks && part->commit.run == run &&
         strcmp(part->commit.identity, identity) == 0)
         return 0;
     sw_error("export: another run took the store in %s meanwhile; try again", part->folders[0]);
@@ -306,6 +329,7 @@ int sw_export_store_open(struct sw_export_store *s, struct sw_model *model) {
     for (uint32_t p = 0; p < s->part_count && ret == 0; p++) {
         ret = find_part(s, p);
         if (ret == 0 && p > 0) ret = check_part(s, p);
+        if (ret == 0) ret = check_place(s, p);
     }
     for (uint32_t p = 0; p < s->part_count && ret == 0; p++) ret = lock_part(s, &s->parts[p]);
     return ret < 0 ? ret : pin_together(s);

@@ -40,6 +40,7 @@ static void parse_state(struct sw_import *im, struct reader *r, const json_t *ro
     const json_t *data = json_object_get(root, "data"), *model = json_object_get(root, "model");
     char order[16];
     if (get_count(r, root, "schema") != SCHEMA) complain(r, "schema", "is not 1");
+    if (json_object_get(root, "run")) get_text(r, root, "run", im->run, sizeof(im->run));
     im->step = get_count(r, root, "step");
     im->updates = get_count(r, root, "updates");
     im->skips_in_a_row = get_count(r, root, "skips_in_a_row");
@@ -112,10 +113,29 @@ static int check_leftover(const struct sw_tensor_folder *folder) {
     return 0;
 }
 
+/* Refuses files of several exports, where they name what they are of; all or none do. */
+static int check_origins(const struct sw_import *im) {
+    char want[SW_EXPORT_ORIGIN_BYTES] = "";
+    if (*im->run)
+        snprintf(want, sizeof(want), SW_EXPORT_ORIGIN_FORMAT, im->run,
+                 (unsigned long long)im->step);
+    for (uint32_t i = 0; i < im->folder.file_count; i++) {
+        const struct sw_safetensors *file = &im->folder.files[i];
+        const char *have = file->origin ? file->origin : "";
+        if (strcmp(have, want) == 0) continue;
+        sw_error("--import: %s is of run '%s', and %s/%s of run '%s': they are of two exports; "
+                 "bring the files of one together, or export again",
+                 file->path, have, im->dir, SW_EXPORT_STATE, want);
+        return -EINVAL;
+    }
+    return 0;
+}
+
 int sw_import_open(struct sw_import *im, const struct sw_model *model, const char *dir) {
     *im = (struct sw_import){.dir = dir};
     int ret = read_state(im);
     if (ret == 0) ret = sw_tensor_folder_open(&im->folder, dir, NULL, SW_EXPORT_INDEX);
+    if (ret == 0) ret = check_origins(im);
     if (ret == 0) ret = place_tensors(im, model);
     if (ret == 0) ret = check_leftover(&im->folder);
     if (ret == 0) sw_tensor_folder_forget(&im->folder);

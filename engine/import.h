@@ -12,6 +12,7 @@
 
 struct sw_import {
     const char *dir; /* the caller's */
+    char run[24];    /* that was exported; "": none is named */
     uint64_t step, updates, skips_in_a_row;
     char model[64], data[64]; /* fingerprints, as a commit's identity has them */
     uint64_t step_rows, seed;

@@ -105,7 +105,7 @@ static int write_shard(struct save *s, uint32_t shard, uint32_t first, uint32_t 
     char *path = sw_new_files_path(&s->files, name);
     if (!path) return -ENOMEM;
     struct sw_safetensors_writer writer;
-    int ret = sw_safetensors_create(&writer, path, s->entries + first, count, s->dtype);
+    int ret = sw_safetensors_create(&writer, path, s->entries + first, count, s->dtype, NULL);
     free(path);
     if (ret < 0) return ret;
     sw_new_files_add(&s->files, name);

@@ -180,6 +180,8 @@ static int parse_header(struct sw_safetensors *file, const json_t *root) {
     json_t *value;
     json_object_foreach((json_t *)root, name, value) {
         if (!strcmp(name, "__metadata__")) {
+            const char *origin = json_string_value(json_object_get(value, "origin"));
+            if (origin && !(file->origin = strdup(origin))) return -ENOMEM;
             if (json_is_object(value)) continue;
             sw_error("%s: '__metadata__' of the header is not an object", file->path);
             return -EINVAL;
@@ -232,6 +234,7 @@ void sw_safetensors_close(struct sw_safetensors *file) {
         sw_mapped_remove(file->map);
         munmap((void *)file->map, file->map_bytes);
     }
+    free(file->origin);
     free(file->path);
     memset(file, 0, sizeof(*file));
 }

@@ -27,6 +27,7 @@ struct sw_safetensors_tensor {
 
 struct sw_safetensors {
     char *path;
+    char *origin; /* what its metadata says it is of, or NULL */
     const uint8_t *map;
     uint64_t map_bytes;
     uint64_t data_first; /* byte of the file where the data section begins */
@@ -63,10 +64,10 @@ uint64_t sw_safetensors_entry_bytes(const char *name);
 /* Creates (or empties) the file and writes its header, padded to 8 bytes; then the data of all
  * tensors follows in order through write, or in pieces of any order, each byte once, through
  * write_at (first: byte of the data section); finish checks that all of it came and makes it
- * durable. */
+ * durable. origin: a text for the metadata's "origin", or NULL. */
 int sw_safetensors_create(struct sw_safetensors_writer *writer, const char *path,
                           const struct sw_safetensors_entry *entries, uint32_t count,
-                          enum sw_dtype dtype);
+                          enum sw_dtype dtype, const char *origin);
 int sw_safetensors_write(struct sw_safetensors_writer *writer, const void *data, uint64_t bytes);
 int sw_safetensors_write_at(struct sw_safetensors_writer *writer, uint64_t first, const void *data,
                             uint64_t bytes);

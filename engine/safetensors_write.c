@@ -22,8 +22,8 @@ uint64_t sw_safetensors_entry_bytes(const char *name) {
 }
 
 static json_t *header_json(const struct sw_safetensors_entry *entries, uint32_t count,
-                           enum sw_dtype dtype, uint64_t *data_bytes) {
-    json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+                           enum sw_dtype dtype, const char *origin, uint64_t *data_bytes) {
+    json_t *root = json_pack("{s:{s:s,s:s*}}", "__metadata__", "format", "pt", "origin", origin);
     uint64_t end = 0;
     for (uint32_t i = 0; root && i < count; i++) {
         const struct sw_safetensors_entry *entry = &entries[i];
@@ -86,11 +86,11 @@ static int write_header(struct sw_safetensors_writer *writer, const char *text) 
 
 int sw_safetensors_create(struct sw_safetensors_writer *writer, const char *path,
                           const struct sw_safetensors_entry *entries, uint32_t count,
-                          enum sw_dtype dtype) {
+                          enum sw_dtype dtype, const char *origin) {
     assert(writer && path);
     memset(writer, 0, sizeof(*writer));
     writer->fd = -1;
-    json_t *root = header_json(entries, count, dtype, &writer->data_bytes);
+    json_t *root = header_json(entries, count, dtype, origin, &writer->data_bytes);
     char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
     json_decref(root);
     writer->path = strdup(path);

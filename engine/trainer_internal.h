@@ -210,6 +210,7 @@ struct sw_trainer {
     struct sw_homes homes;
     char identity[SW_COMMIT_IDENTITY_BYTES];
     struct sw_commit resumed; /* the commit that this run goes on from */
+    uint64_t run_id;          /* of this run and all that resume it, the same in all processes */
     int resuming, finished;   /* finished: the model is saved, the store no longer needed */
     int done_before;          /* --resume found the result */
     struct sw_import *import; /* what the run begins with, until it is loaded; NULL: nothing */
@@ -379,12 +380,14 @@ int sw_trainer_stop(struct sw_trainer *t);
 int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step);
 /* What a process finds of its store. */
 struct store_left {
-    uint64_t step, number; /* of its last commit; SW_NO_COMMIT and 0: it has none */
-    uint64_t has_journal;  /* a file for commits is there */
+    uint64_t step, number;       /* of its last commit; SW_NO_COMMIT and 0: it has none */
+    uint64_t has_journal;        /* a file for commits is there */
+    uint64_t run;                /* that the commit is of, as the next two */
+    uint32_t process, processes; /* see struct sw_commit */
 };
 /* The step that all stores have a commit of; SW_NO_COMMIT where one has none because the run ended
- * in its first. Where a part is lost that the others' commits belong to: -EINVAL, reported by who
- * lacks it. */
+ * in its first. Where a part is lost that the others' commits belong to, or is not this run's of
+ * this process: -EINVAL, reported by who lacks it, or has it. */
 int sw_trainer_common_step(struct sw_trainer *t, const struct store_left *mine, uint64_t *common);
 /* The first process saves and hashes; the others hand it what they have until it is done. */
 int sw_trainer_serve(struct sw_trainer *t);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 #include "base/crc32c.h"
 #include "base/log.h"
@@ -172,7 +173,12 @@ void sw_trainer_forget_store(const struct sw_trainer *t) {
 /* ---- commit ---- */
 
 int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uint64_t skips) {
-    struct sw_commit commit = {.step = step, .updates = updates, .skips_in_a_row = skips};
+    struct sw_commit commit = {.step = step,
+                               .updates = updates,
+                               .skips_in_a_row = skips,
+                               .run = t->run_id,
+                               .process = sw_world_index(t->world),
+                               .processes = sw_world_size(t->world)};
     memcpy(commit.identity, t->identity, sizeof(commit.identity));
     snprintf(commit.note, sizeof(commit.note), "model folder %.200s, out %.200s, step %llu of %llu",
              t->options.model, t->options.out, (unsigned long long)step,
@@ -310,8 +316,14 @@ static int meet_commits(struct sw_trainer *t, const char *name, int *found) {
     uint64_t common;
     char journal[PATH_MAX];
     snprintf(journal, sizeof(journal), "%s/%s.commit", sw_trainer_store_folder(t), name);
-    const struct store_left mine = {*found ? commit->step : SW_NO_COMMIT,
-                                    *found ? commit->number : 0, access(journal, F_OK) == 0};
+    struct store_left mine = {.step = SW_NO_COMMIT, .has_journal = access(journal, F_OK) == 0};
+    if (*found) {
+        mine.step = commit->step;
+        mine.number = commit->number;
+        mine.run = commit->run;
+        mine.process = commit->process;
+        mine.processes = commit->processes;
+    }
     int ret = sw_trainer_common_step(t, &mine, &common);
     if (ret < 0 || *found == 0 || commit->step == common) return ret;
     free(commit->entries);
@@ -331,7 +343,17 @@ static int meet_commits(struct sw_trainer *t, const char *name, int *found) {
     return -EINVAL;
 }
 
-int sw_trainer_find_commit(struct sw_trainer *t) {
+/* The first process's word counts for all: two that drew would have begun two runs. */
+static int settle_run_id(struct sw_trainer *t) {
+    uint64_t all[SW_RANKS_MAX], mine = t->resuming ? t->resumed.run : 0;
+    while (mine == 0)
+        if (getrandom(&mine, sizeof(mine), 0) < 0 && errno != EINTR) return -errno;
+    const int ret = sw_trainer_share(t, CHANNEL_MAIN, all, &mine, sizeof(mine));
+    if (ret == 0) t->run_id = all[0];
+    return ret;
+}
+
+static int find_commit(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     char buffer[SW_PROCESS_NAME_BYTES];
     const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
@@ -339,15 +361,12 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
     struct sw_commit *commit = &t->resumed;
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
-    int found = sw_commit_read(sw_trainer_store_folder(t), name, commit);
     /* Before anything is said of it, or it is moved back: another run may be at work on it. */
+    if (o->restart) return sw_nvme_check_free(folders, count, name);
+    int found = sw_commit_read(sw_trainer_store_folder(t), name, commit);
+    if (found < 0) return found;
     const int busy = found == 1 ? sw_nvme_check_free(folders, count, name) : 0;
     if (busy < 0) return busy;
-    if (found < 0 || o->restart) {
-        if (found == 1) free(commit->entries);
-        commit->entries = NULL;
-        return found < 0 ? found : 0;
-    }
     if (found == 1 && !o->resume) {
         sw_error("the store in %s holds step %llu of a run (%s): go on from it with --resume, or "
                  "drop it with --restart",
@@ -362,6 +381,11 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
     const int shared = sw_trainer_share(t, CHANNEL_MAIN, done, &mine, sizeof(mine));
     t->done_before = shared == 0 && done[0];
     return shared;
+}
+
+int sw_trainer_find_commit(struct sw_trainer *t) {
+    const int ret = find_commit(t);
+    return ret < 0 ? ret : settle_run_id(t);
 }
 
 int sw_trainer_check_resume(struct sw_trainer *t) {

@@ -52,8 +52,11 @@ int sw_trainer_open_world(struct sw_trainer *t) {
 
 int sw_trainer_agree(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
-    char lines[SW_COMMIT_IDENTITY_BYTES + 1024];
+    char lines[SW_COMMIT_IDENTITY_BYTES + 1024], import[SW_EXPORT_ORIGIN_BYTES] = "";
     if (!t->world) return 0;
+    if (t->import)
+        snprintf(import, sizeof(import), SW_EXPORT_ORIGIN_FORMAT, t->import->run,
+                 (unsigned long long)t->import->step);
     const int n = snprintf(
         lines, sizeof(lines),
         "%s"
@@ -62,13 +65,14 @@ int sw_trainer_agree(struct sw_trainer *t) {
         "--max-skips=%u\n--shard=%d\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-"
         "every=%lld\n"
         "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--keep-store=%d\n--digest=%d\n--dry-"
-        "run=%d\nchunks=%u\nwindow=%u\nhead=%d\n",
+        "run=%d\n--import=%s\nchunks=%u\nwindow=%u\nhead=%d\n",
         t->identity, (unsigned long long)o->steps, o->lr, o->min_lr, o->weight_decay, o->beta1,
         o->beta2, o->eps, o->clip, (int)o->schedule, (long long)o->warmup, (int)o->decay,
         o->max_skips, o->shard_in_node, (long long)o->zero, sw_overlap_name(o->overlap),
         o->checkpoint_every, (long long)o->commit_every, (unsigned long long)o->save_every,
         (unsigned long long)o->eval_every, t->val_open, o->keep_store, o->digest, o->dry_run,
-        t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW], t->placement.head_whole);
+        import, t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW],
+        t->placement.head_whole);
     assert(n > 0 && n < (int)sizeof(lines));
     (void)n;
     return sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
@@ -96,6 +100,37 @@ int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t 
     return step > from && t->records[(step - 1) % STEP_RECORDS].stop;
 }
 
+/* Whether the commits of all processes are of one run, each that of its own process. */
+static int check_parts(const struct sw_trainer *t, const struct store_left *all) {
+    const uint32_t count = sw_world_size(t->world), index = sw_world_index(t->world);
+    char buffer[SW_PROCESS_NAME_BYTES];
+    const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
+    const char *folder = sw_trainer_store_folder(t);
+    uint32_t first = 0, bad = 0;
+    while (first < count && all[first].step == SW_NO_COMMIT) first++;
+    for (bad = first; bad < count; bad++) {
+        const struct store_left *left = &all[bad];
+        if (left->step == SW_NO_COMMIT) continue;
+        if (left->process != bad || left->processes != count || left->run != all[first].run) break;
+    }
+    if (bad >= count) return 0;
+    const struct store_left *left = &all[bad];
+    if (bad != index) return -EINVAL; /* which tells */
+    if (left->process != bad || left->processes != count)
+        sw_error("--resume: %s/%s.commit is the part of process %u of %u (run %016llx), and this "
+                 "is process %u of %u: start as many processes as the run had, with each one's "
+                 "own part in its place, or drop what is left with --restart",
+                 folder, name, left->process, left->processes, (unsigned long long)left->run, index,
+                 count);
+    else
+        sw_error("--resume: %s/%s.commit is of run %016llx, and the part of process %u of run "
+                 "%016llx: they do not belong together; put back the part of one of them "
+                 "(spillway inspect shows whose it is), or drop what is left with --restart",
+                 folder, name, (unsigned long long)left->run, first,
+                 (unsigned long long)all[first].run);
+    return -EINVAL;
+}
+
 int sw_trainer_common_step(struct sw_trainer *t, const struct store_left *mine, uint64_t *common) {
     struct store_left all[SW_RANKS_MAX];
     const int ret = sw_trainer_share(t, CHANNEL_MAIN, all, mine, sizeof(*mine));
@@ -113,7 +148,7 @@ int sw_trainer_common_step(struct sw_trainer *t, const struct store_left *mine, 
         const int has_first = all[i].has_journal && all[furthest].number == 1;
         lost |= all[furthest].number > 0 && all[i].step == SW_NO_COMMIT && !has_first;
     }
-    if (!lost) return 0;
+    if (!lost) return check_parts(t, all);
     if (mine->step == SW_NO_COMMIT)
         sw_error("--resume: process %u finds no whole commit of its own in %s, while process %u is "
                  "at step %llu: start as many processes with as many ranks as the run had, name "

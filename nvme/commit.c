@@ -16,7 +16,7 @@
 #include "base/size.h"
 #include "nvme/nvme_internal.h"
 
-enum { PAGE_BYTES = 4096, FORMAT_VERSION = 1 };
+enum { PAGE_BYTES = 4096, FORMAT_VERSION = 2 };
 
 static const char magic[8] = {'S', 'W', 'C', 'O', 'M', 'M', 'I', 'T'};
 
@@ -29,11 +29,18 @@ struct header {
     uint32_t chunk_count, entry_bytes;
     char identity[SW_COMMIT_IDENTITY_BYTES];
     char note[SW_COMMIT_NOTE_BYTES];
-    char reserved[440]; /* zero */
+    uint64_t run;
+    uint32_t process, processes;
+    char reserved[424]; /* zero */
 };
 _Static_assert(sizeof(struct header) == PAGE_BYTES, "a header is one page");
 _Static_assert(offsetof(struct header, number) == 16, "no hidden padding");
+_Static_assert(offsetof(struct header, chunk_count) == 64, "as in every version");
 _Static_assert(offsetof(struct header, identity) == 72, "no hidden padding");
+_Static_assert(offsetof(struct header, note) == 3144, "no hidden padding");
+_Static_assert(offsetof(struct header, run) == 3656, "no hidden padding");
+_Static_assert(offsetof(struct header, process) == 3664, "no hidden padding");
+_Static_assert(offsetof(struct header, processes) == 3668, "no hidden padding");
 _Static_assert(sizeof(struct sw_commit_entry) == 8, "entries are packed");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are written as they lie");
 
@@ -79,14 +86,16 @@ static int transfer(int fd, char *buf, uint64_t bytes, uint64_t offset, int writ
 
 /* A header that can be believed so far: the size of what follows it is known. */
 static int plausible(const struct header *h) {
-    return !memcmp(h->magic, magic, sizeof(magic)) && h->version == FORMAT_VERSION &&
+    return !memcmp(h->magic, magic, sizeof(magic)) &&
            h->entry_bytes == sizeof(struct sw_commit_entry) && h->number > 0 &&
            memchr(h->identity, 0, sizeof(h->identity)) && memchr(h->note, 0, sizeof(h->note));
 }
 
 /* Reads the record at an offset, at most `room` bytes long, into commit, with entries of its own. 1
- * whole, 0 not, or -errno. */
-static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *commit) {
+ * whole, 0 not, or -errno. A whole one of another version counts as none and is noted in *foreign.
+ */
+static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *commit,
+                      uint32_t *foreign) {
     struct header h;
     const int ret = transfer(fd, (char *)&h, sizeof(h), offset, 0);
     if (ret < 0) return ret == -EIO ? 0 : ret;
@@ -95,6 +104,10 @@ static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *
     if (!place) return -ENOMEM;
     int whole = transfer(fd, place, record_bytes(h.chunk_count), offset, 0) == 0 &&
                 checksum_of(place, h.chunk_count) == h.checksum;
+    if (whole && h.version != FORMAT_VERSION) {
+        *foreign = h.version;
+        whole = 0;
+    }
     if (whole) {
         *commit = (struct sw_commit){.number = h.number,
                                      .step = h.step,
@@ -102,6 +115,9 @@ static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *
                                      .skips_in_a_row = h.skips_in_a_row,
                                      .owner_pid = h.owner_pid,
                                      .time_unix_s = h.time_unix_s,
+                                     .run = h.run,
+                                     .process = h.process,
+                                     .processes = h.processes,
                                      .chunk_count = h.chunk_count};
         memcpy(commit->identity, h.identity, sizeof(h.identity));
         memcpy(commit->note, h.note, sizeof(h.note));
@@ -114,15 +130,16 @@ static int read_place(int fd, uint64_t offset, uint64_t room, struct sw_commit *
 }
 
 /* The newest of both places of an open file, of a step up to this one; the size of a place follows
- * from either header, the file's length from the one that made it. */
-static int read_newest(int fd, uint64_t step_max, struct sw_commit *commit) {
+ * from either header, the file's length from the one that made it. *foreign: see above, else 0. */
+static int read_newest(int fd, uint64_t step_max, struct sw_commit *commit, uint32_t *foreign) {
     struct stat st;
     if (fstat(fd, &st)) return -errno;
     const uint64_t half = (uint64_t)st.st_size / 2;
     int found = 0;
+    *foreign = 0;
     for (int i = 0; i < 2 && half >= PAGE_BYTES; i++) {
         struct sw_commit one;
-        const int ret = read_place(fd, (uint64_t)i * half, half, &one);
+        const int ret = read_place(fd, (uint64_t)i * half, half, &one, foreign);
         if (ret < 0) {
             if (found) free(commit->entries);
             return ret;
@@ -136,7 +153,7 @@ static int read_newest(int fd, uint64_t step_max, struct sw_commit *commit) {
         *commit = one;
         found = 1;
     }
-    return found;
+    return found == 0 && *foreign ? -EPROTONOSUPPORT : found;
 }
 
 int sw_commit_read(const char *folder, const char *name, struct sw_commit *commit) {
@@ -147,12 +164,18 @@ int sw_commit_read_until(const char *folder, const char *name, uint64_t step_max
                          struct sw_commit *commit) {
     assert(folder && name && commit);
     char *path;
+    uint32_t foreign;
     if (asprintf(&path, "%s/%s.commit", folder, name) < 0) return -ENOMEM;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int ret = fd < 0 ? -errno : read_newest(fd, step_max, commit);
+    int ret = fd < 0 ? -errno : read_newest(fd, step_max, commit, &foreign);
     if (fd >= 0) close(fd);
     if (ret == -ENOENT) ret = 0;
-    if (ret < 0) sw_error("store: cannot read '%s': %s", path, strerror(-ret));
+    if (ret == -EPROTONOSUPPORT)
+        sw_error("store: '%s' is of version %u of the format, and this program reads version %d: "
+                 "go on with the version of the program that wrote it, or drop it with --restart",
+                 path, foreign, FORMAT_VERSION);
+    else if (ret < 0)
+        sw_error("store: cannot read '%s': %s", path, strerror(-ret));
     free(path);
     return ret;
 }
@@ -167,7 +190,8 @@ int sw_commit_rewind(const char *folder, const char *name, uint64_t step) {
     const uint64_t half = ret == 0 ? (uint64_t)st.st_size / 2 : 0;
     for (int i = 0; i < 2 && ret == 0 && half >= PAGE_BYTES; i++) {
         struct sw_commit one;
-        ret = read_place(fd, (uint64_t)i * half, half, &one);
+        uint32_t foreign;
+        ret = read_place(fd, (uint64_t)i * half, half, &one, &foreign);
         if (ret != 1) continue;
         free(one.entries);
         ret = one.step > step ? transfer(fd, zeros, sizeof(zeros), (uint64_t)i * half, 1) : 0;
@@ -207,7 +231,8 @@ int sw_journal_open(struct sw_journal **out, const char *folder, const char *nam
     }
     struct sw_commit last;
     if (ret == 0 && !fresh) {
-        ret = read_newest(j->fd, UINT64_MAX, &last);
+        uint32_t foreign;
+        ret = read_newest(j->fd, UINT64_MAX, &last, &foreign);
         if (ret == 1) {
             j->last = last.number;
             free(last.entries);
@@ -253,6 +278,9 @@ int sw_journal_append(struct sw_journal *j, struct sw_commit *commit) {
                        .skips_in_a_row = commit->skips_in_a_row,
                        .owner_pid = commit->owner_pid,
                        .time_unix_s = commit->time_unix_s,
+                       .run = commit->run,
+                       .process = commit->process,
+                       .processes = commit->processes,
                        .chunk_count = j->chunk_count,
                        .entry_bytes = sizeof(struct sw_commit_entry)};
     memcpy(h.magic, magic, sizeof(magic));

@@ -27,6 +27,8 @@ struct sw_commit {
     uint64_t skips_in_a_row;
     uint64_t owner_pid;
     uint64_t time_unix_s;
+    uint64_t run;                /* drawn when the run began and kept by resumes: this run alone */
+    uint32_t process, processes; /* which of the run's processes it is of, from 0; how many */
     /* What the run is: lines "name=value\n", all of which a resume has to match. */
     char identity[SW_COMMIT_IDENTITY_BYTES];
     char note[SW_COMMIT_NOTE_BYTES]; /* likewise, and no resume has to match them */
@@ -49,7 +51,8 @@ uint64_t sw_journal_place_bytes(const struct sw_journal *journal);  /* that a co
 int sw_journal_append(struct sw_journal *journal, struct sw_commit *commit);
 
 /* Reads the newest whole record of FOLDER/NAME.commit without opening it for writing. 1: there is
- * one, and the caller frees commit->entries; 0: none (no file, or no whole record). */
+ * one, and the caller frees commit->entries; 0: none (no file, or no whole record);
+ * -EPROTONOSUPPORT: none but of another version of the format. */
 int sw_commit_read(const char *folder, const char *name, struct sw_commit *commit);
 
 /* The same of the records of steps up to `step_max`: where several stores are committed together,

@@ -61,8 +61,8 @@ def read_export(folder):
 
 
 def whole(folder):
-    """All of the tensors' files, byte for byte."""
-    return {name: open(f"{folder}/{name}", "rb").read() for name in os.listdir(folder)
+    """All of the tensors' files, byte for byte but for the run's id."""
+    return {name: content for name, content in t.exported(folder).items()
             if name.endswith(".safetensors")}
 
 
@@ -341,6 +341,11 @@ def damaged(tmp, change):
     t.write_safetensors(path, tensors)
     with open(f"{tmp}/bad/optimizer.safetensors.index.json", "w", encoding="utf-8") as file:
         json.dump({"weight_map": {name: os.path.basename(path) for name in tensors}}, file)
+    with open(f"{tmp}/bad/optimizer.json", encoding="utf-8") as file:
+        state = json.load(file)
+    del state["run"]  # as in files of another tool: none of them names one
+    with open(f"{tmp}/bad/optimizer.json", "w", encoding="utf-8") as file:
+        json.dump(state, file)
     return ["--import", f"{tmp}/bad"]
 
 
@@ -383,6 +388,31 @@ def damaged_files_are_refused_by_name():
                 json.dump(state, target)
             named = "rows_taken" if value == 4 else key
             refused(tmp, f"'{named}'", *split(2), "--import", path)
+
+
+@t.test
+def files_of_two_exports_are_not_mixed():
+    """Neither of two runs of the same shape, nor of two steps of one."""
+    with t.folder() as tmp:
+        line = [*split(2), *NVME, "--keep-store"]
+        for run in ("a", "b"):
+            train(f"{tmp}/{run}", *line, steps=3, rc=0)
+            export(f"{tmp}/{run}", f"{tmp}/{run}-3", "--file-size", "500K")
+        train(f"{tmp}/a", *line, "--resume", steps=4, rc=0)
+        export(f"{tmp}/a", f"{tmp}/a-4", "--file-size", "500K")
+        ids = {e: json.load(open(f"{tmp}/{e}/optimizer.json", encoding="utf-8"))["run"]
+               for e in ("a-3", "a-4", "b-3")}
+        t.equal(ids["a-3"], ids["a-4"], "a resumed run's id")
+        t.check(ids["a-3"] != ids["b-3"], "two runs have one id")
+        t.check(t.exported(f"{tmp}/a-3") == t.exported(f"{tmp}/b-3"), "they differ in more")
+        name = sorted(whole(f"{tmp}/a-3"))[1]
+        for other, step in (("b-3", 3), ("a-4", 4)):
+            mixed = f"{tmp}/mixed-{other}"
+            shutil.copytree(f"{tmp}/a-3", mixed)
+            shutil.copy2(f"{tmp}/{other}/{name}", mixed)
+            for part in (f"{mixed}/{name} is of run '{ids[other]}, step {step}'",
+                         f"of run '{ids['a-3']}, step 3'"):
+                refused(tmp, part, *split(2), "--import", mixed)
 
 
 @t.test

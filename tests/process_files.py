@@ -51,7 +51,8 @@ def all_go_back_to_the_last_commit_that_all_have():
             before = files(out)
             told = export(out, out + "-files")
             t.contains(told.stdout, "exported step 2", victim, told)
-            t.check(files(out + "-files") == files(tmp + "/want"), f"{victim}: other files", told)
+            t.check(t.exported(out + "-files") == t.exported(tmp + "/want"),
+                    f"{victim}: other files", told)
             t.check(files(out) == before, "the export changed the stores")
             last = job(2, out, *constant, "--resume", steps=8)
             t.contains(last.stdout, "going on after step 2", "the step", last)
@@ -102,29 +103,30 @@ def stores_of_processes_are_exported_as_that_of_one():
             one = f"{tmp}/{i}-one"
             alone(one, "--ranks", 4, *keep, *more)
             export(one, one + "-files")
-            want = files(one + "-files")
+            want = t.exported(one + "-files")
             for processes in (2, 4):
                 out = f"{tmp}/{i}-{processes}"
                 job(processes, out, "--ranks", 4 // processes, *keep, *more)
                 told = export(out, out + "-files")
                 t.contains(told.stdout, f"exported step {STEPS}", "what it says", told)
-                t.check(files(out + "-files") == want, f"{processes} processes: other files", told)
+                t.check(t.exported(out + "-files") == want,
+                        f"{processes} processes: other files", told)
         # The layout knows in how many folders a store lies, so it is another run.
         places = [f"{tmp}/{n}" for n in ("a", "b", "p0a", "p0b", "p1a", "p1b")]
         for place in places:
             os.mkdir(place)
         alone(tmp + "/two", "--ranks", 4, *keep, "--nvme", ",".join(places[:2]))
         export(tmp + "/two", tmp + "/two-files", "--nvme", ",".join(places[:2]))
-        want = files(tmp + "/two-files")
+        want = t.exported(tmp + "/two-files")
         job(2, tmp + "/shared", "--ranks", 2, *keep, "--restart", "--nvme", ",".join(places[:2]))
         export(tmp + "/shared", tmp + "/shared-files", "--nvme", ",".join(places[:2]))
-        t.check(files(tmp + "/shared-files") == want, "two folders for all: other files")
+        t.check(t.exported(tmp + "/shared-files") == want, "two folders for all: other files")
         program = of_its_own(tmp, "own", "--nvme", f"{tmp}/p${{R}}a,{tmp}/p${{R}}b")
         job(2, tmp + "/own-out", "--ranks", 2, *keep, program=program)
         for number, order in enumerate((places[2:], places[4:] + places[2:4])):
             to = f"{tmp}/own-{number}"
             export(tmp + "/own-out", to, "--nvme", ",".join(order))
-            t.check(files(to) == want, f"two folders for each, {number}: other files")
+            t.check(t.exported(to) == want, f"two folders for each, {number}: other files")
 
 
 @t.test
@@ -147,8 +149,10 @@ def parts_that_do_not_belong_together_are_refused_by_name():
                 shutil.copy2(f"{source}/{name}", f"{part}/{name}")
             refused(what, *texts, store=part)
 
-        job(2, out, "--ranks", 2, *keep)
-        job(2, f"{tmp}/short", "--ranks", 2, *keep, "--schedule", "constant", steps=1)
+        constant = ["--ranks", 2, *keep, "--schedule", "constant", "--warmup", 0]
+        job(2, out, *constant, steps=1)
+        shutil.copytree(out, f"{tmp}/short")
+        job(2, out, *constant, "--resume")
         replaced("another step", f"{tmp}/short", f"process 0 in {part} stands at step {STEPS}",
                  f"process 1 in {part} at step 1", "no step in common")
         job(2, f"{tmp}/seed", "--ranks", 2, *keep, "--seed", 3)
@@ -172,6 +176,63 @@ def parts_that_do_not_belong_together_are_refused_by_name():
                 more=["--nvme", only(tmp)])
 
 
+def run_ids(out):
+    """{process: its run's id} of the stores in a folder."""
+    shown = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
+    shown = shown.get("store", shown)
+    for s in (shown, *shown["other_processes"]):
+        t.equal(s["processes"], 1 + len(shown["other_processes"]), "processes that a part tells")
+    return {s["process"]: s["run_id"] for s in (shown, *shown["other_processes"])}
+
+
+def take_part(source, process, target, place):
+    """The part of a process becomes that of another, or of another run."""
+    def name(p):
+        return f"-p{p}" if p else ""
+    for end in (".commit", ".0.state"):
+        shutil.copy2(f"{source}/optimizer{name(process)}{end}",
+                     f"{target}/optimizer{name(place)}{end}")
+
+
+@t.test
+def parts_of_two_runs_are_never_mixed():
+    """Runs of the same shape and settings, as are their parts, which are told apart by the run and
+    process that their commits name; a resume keeps the name."""
+    with t.folder() as tmp:
+        line = ["--keep-store", "--optimizer", "nvme", "--schedule", "constant", "--warmup", 0]
+        for run in ("a", "b"):
+            job(2, f"{tmp}/{run}", *line, steps=2)
+        ids = {run: run_ids(f"{tmp}/{run}") for run in ("a", "b")}
+        t.check(ids["a"][0] == ids["a"][1] != ids["b"][0] == ids["b"][1], f"run ids {ids}")
+        job(2, f"{tmp}/a", *line, "--resume", steps=3)
+        t.equal(run_ids(f"{tmp}/a"), ids["a"], "ids after a resume")
+        job(2, f"{tmp}/b", *line, "--resume", steps=3)
+        text = t.spillway("inspect", f"{tmp}/a", rc=0).stdout
+        for p in (0, 1):
+            t.contains(text, f"run {ids['a'][0]}, process {p} of 2", "inspect")
+        a, b = f"{tmp}/a", f"{tmp}/b"
+        swapped = "optimizer.commit is the part of process 1 of 2 (run"
+        twice = "optimizer-p1.commit is the part of process 0 of 2 (run"
+        both = (f"of run {ids['b'][1]}", f"of run {ids['a'][0]}")
+        for what, parts, told in (("another run's", [(b, 1, 1)], both),
+                                  ("one twice", [(a, 0, 1)], [twice]),
+                                  ("swapped", [(a, 0, 1), (a, 1, 0)], [swapped])):
+            mixed = f"{tmp}/{what.split()[0]}"
+            shutil.copytree(a, mixed)
+            for source, process, place in parts:
+                take_part(source, process, mixed, place)
+            before = files(mixed)
+            refused = export(mixed, f"{tmp}/to", rc=1)
+            t.check(not os.path.exists(f"{tmp}/to"), f"{what}: something was exported", refused)
+            again = job(2, mixed, *line, "--resume", steps=4, rc=None)
+            t.check(again.rc != 0, f"{what}: trained on", again)
+            for run in (refused, again):
+                for part in told:
+                    t.contains(run.text, part, what, run)
+            t.check(files(mixed) == before, f"{what}: the stores were changed", again)
+        t.contains(job(2, a, *line, "--resume", steps=4).stdout, "going on after step 3", "whole")
+
+
 def only(tmp):
     """A folder with the store of process 1 alone."""
     os.mkdir(f"{tmp}/only")
@@ -192,7 +253,12 @@ def an_export_begins_a_run_of_several_processes():
         t.equal(digest(job(2, tmp + "/on", *more, steps=6)), want, "digest of what goes on")
         job(2, tmp + "/again", *more, "--keep-store", steps=3)
         export(tmp + "/again", tmp + "/files-again")
-        t.check(files(tmp + "/files-again") == files(tmp + "/files"), "other files")
+        t.check(t.exported(tmp + "/files-again") == t.exported(tmp + "/files"), "other files")
+        export(tmp + "/again", tmp + "/files-2")
+        other = of_its_own(tmp, "other", "--import", f"{tmp}/files$([ $R = 1 ] && echo -2)")
+        run = job(2, tmp + "/mixed", *more[:-2], program=other, rc=None)
+        t.check(run.rc != 0, "two exports begin one run", run)
+        t.contains(run.stderr, "--import", "what differs", run)
 
 
 @t.test

@@ -426,6 +426,18 @@ def read_safetensors(path):
     return tensors
 
 
+def exported(folder):
+    """{name: content} of an export, with zeros for the run's id: no two runs have the same."""
+    with open(f"{folder}/optimizer.json", encoding="utf-8") as file:
+        run = json.load(file)["run"]
+    check(re.fullmatch("[0-9a-f]{16}", run), f"{folder}: run {run!r}")
+    found = {}
+    for name in os.listdir(folder):
+        with open(f"{folder}/{name}", "rb") as file:
+            found[name] = file.read().replace(run.encode(), b"0" * 16)
+    return found
+
+
 def write_safetensors(path, tensors):
     header, blobs, at = {}, [], 0
     for name, tensor in tensors.items():

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
+#include "base/crc32c.h"
 #include "tests/support_files.h"
 
 enum { CHUNKS = 700, PLACE = 12288 }; /* 4096 + 8 * 700, rounded up to pages */
@@ -22,6 +23,9 @@ static struct sw_commit commit_of(uint64_t step) {
                                .updates = step - 1,
                                .skips_in_a_row = step % 3,
                                .owner_pid = 4711,
+                               .run = 0xfedcba9876543210u + step,
+                               .process = 3,
+                               .processes = 5,
                                .chunk_count = CHUNKS,
                                .entries = entries};
     snprintf(commit.identity, sizeof(commit.identity), "model=m\ndata=d%d\n", 1);
@@ -53,6 +57,9 @@ static uint64_t newest(const char *folder) {
     assert_int_equal(got.updates, want.updates);
     assert_int_equal(got.skips_in_a_row, want.skips_in_a_row);
     assert_int_equal(got.owner_pid, want.owner_pid);
+    assert_int_equal(got.run, want.run);
+    assert_int_equal(got.process, want.process);
+    assert_int_equal(got.processes, want.processes);
     assert_int_equal(got.chunk_count, CHUNKS);
     assert_string_equal(got.identity, want.identity);
     assert_string_equal(got.note, want.note);
@@ -110,6 +117,37 @@ static void a_file_cut_anywhere_is_no_error(void **state) {
     folder_remove();
 }
 
+/* As a program of that version would have written it: its checksum is right. */
+static void set_version(char *place, uint32_t version) {
+    const uint32_t none = 0;
+    memcpy(place + 8, &version, sizeof(version));
+    memcpy(place + 12, &none, sizeof(none));
+    const uint32_t crc = sw_crc32c(0, place, 4096 + 8 * CHUNKS);
+    memcpy(place + 12, &crc, sizeof(crc));
+}
+
+static void another_version_is_refused_by_name(void **state) {
+    (void)state;
+    const char *folder = folder_make();
+    struct sw_commit commit;
+    size_t bytes;
+    append(folder, 1, 2, 0);
+    char *whole = file_read(in_folder("t.commit"), &bytes);
+    set_version(whole, 1);
+    file_write(in_folder("t.commit"), whole, bytes);
+    assert_int_equal(newest(folder), 1); /* the other place has a commit of this version */
+    set_version(whole + PLACE, 3);
+    file_write(in_folder("t.commit"), whole, bytes);
+    log_catch();
+    assert_int_equal(sw_commit_read(folder, "t", &commit), -EPROTONOSUPPORT);
+    assert_non_null(strstr(log_text(), "t.commit' is of version 3 of the format, and this program "
+                                       "reads version 2"));
+    append(folder, 1, 1, 1); /* dropped */
+    assert_int_equal(newest(folder), 1);
+    free(whole);
+    folder_remove();
+}
+
 static void foreign_files_are_not_believed(void **state) {
     (void)state;
     const char *folder = folder_make();
@@ -144,6 +182,7 @@ int main(void) {
         cmocka_unit_test(a_record_is_read_back_whole),
         cmocka_unit_test(a_damaged_record_gives_way_to_the_one_before),
         cmocka_unit_test(a_file_cut_anywhere_is_no_error),
+        cmocka_unit_test(another_version_is_refused_by_name),
         cmocka_unit_test(foreign_files_are_not_believed),
         cmocka_unit_test(what_differs_is_named),
     };

@@ -351,8 +351,8 @@ static void write_with_extra(const char *path, const char *name, uint64_t rows, 
     }
     entries[base.tensor_count] = (struct sw_safetensors_entry){name, rows, cols};
     struct sw_safetensors_writer writer;
-    assert_int_equal(sw_safetensors_create(&writer, path, entries, base.tensor_count + 1, SW_FP32),
-                     0);
+    assert_int_equal(
+        sw_safetensors_create(&writer, path, entries, base.tensor_count + 1, SW_FP32, NULL), 0);
     assert_int_equal(
         sw_safetensors_write(&writer, base.map + base.data_first, base.map_bytes - base.data_first),
         0);

@@ -204,7 +204,7 @@ static void what_is_written_reads_back(void **state) {
     values[3] = NAN;
     struct sw_safetensors_writer writer;
     const char *path = in_folder("w.safetensors");
-    assert_int_equal(sw_safetensors_create(&writer, path, entries, 3, SW_FP32), 0);
+    assert_int_equal(sw_safetensors_create(&writer, path, entries, 3, SW_FP32, NULL), 0);
     assert_int_equal(sw_safetensors_write(&writer, values, 4 * 10), 0);
     assert_int_equal(sw_safetensors_write(&writer, values + 10, 4 * 13), 0);
     assert_int_equal(sw_safetensors_finish(&writer), 0);
@@ -235,7 +235,7 @@ static void pieces_may_come_in_any_order(void **state) {
     for (int i = 0; i < 23; i++) values[i] = (float)i;
     struct sw_safetensors_writer writer;
     const char *path = in_folder("w.safetensors");
-    assert_int_equal(sw_safetensors_create(&writer, path, entries, 2, SW_FP32), 0);
+    assert_int_equal(sw_safetensors_create(&writer, path, entries, 2, SW_FP32, NULL), 0);
     const int borders[] = {15, 23, 0, 7, 7, 15};
     for (int i = 0; i < 6; i += 2)
         assert_int_equal(sw_safetensors_write_at(&writer, 4 * (uint64_t)borders[i],
@@ -258,7 +258,7 @@ static void an_aborted_file_is_gone(void **state) {
     const struct sw_safetensors_entry entry = {"a", 3, 5};
     struct sw_safetensors_writer writer;
     const char *path = in_folder("w.safetensors");
-    assert_int_equal(sw_safetensors_create(&writer, path, &entry, 1, SW_BF16), 0);
+    assert_int_equal(sw_safetensors_create(&writer, path, &entry, 1, SW_BF16, NULL), 0);
     assert_int_equal(sw_safetensors_write(&writer, "abcd", 4), 0);
     sw_safetensors_abort(&writer);
     assert_false(file_exists(path));

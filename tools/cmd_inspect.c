@@ -183,9 +183,11 @@ static void free_stores(struct stores *s) {
 }
 
 static json_t *store_json(const char *dir, const struct sw_commit *c, uint32_t process) {
-    char when[64];
-    return json_pack("{s:s,s:I,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "store", dir, "process",
-                     (json_int_t)process, "commit", (json_int_t)c->number, "step",
+    char when[64], id[24];
+    snprintf(id, sizeof(id), "%016" PRIx64, c->run);
+    return json_pack("{s:s,s:s,s:I,s:I,s:I,s:I,s:I,s:s,s:s,s:I,s:I,s:I,s:o}", "store", dir,
+                     "run_id", id, "process", (json_int_t)process, "processes",
+                     (json_int_t)c->processes, "commit", (json_int_t)c->number, "step",
                      (json_int_t)c->step, "updates", (json_int_t)c->updates, "run", c->note, "time",
                      written_at(c, when, sizeof(when)), "owner_pid", (json_int_t)c->owner_pid,
                      "chunks", (json_int_t)c->chunk_count, "virgin_chunks",
@@ -205,6 +207,8 @@ static void print_commit(const struct sw_commit *c) {
     printf("  %s\n", c->note);
     printf("  commit %" PRIu64 ", %" PRIu64 " updates, at %s\n", c->number, c->updates,
            written_at(c, when, sizeof(when)));
+    printf("  run %016" PRIx64 ", process %" PRIu32 " of %" PRIu32 "\n", c->run, c->process,
+           c->processes);
     printf("  written by process %" PRIu64 " (%s)\n", c->owner_pid, owner_state(c->owner_pid));
     printf("  %" PRIu32 " chunks, %" PRIu32 " never updated\n", c->chunk_count, virgin_chunks(c));
 }
