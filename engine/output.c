@@ -349,6 +349,19 @@ static int sync_parent(const char *path) {
     return ret;
 }
 
+/* Puts a whole save in the place of one of the same step, which an earlier life of the run made: at
+ * every moment one of them is there. */
+static int replace(const char *partial, const char *dir) {
+    if (rename(partial, dir) == 0) return 0;
+    if (errno != EEXIST && errno != ENOTEMPTY) return -errno;
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
+        const int ret = empty(partial);
+        return ret < 0 ? ret : rmdir(partial) < 0 ? -errno : 0;
+    }
+    const int ret = empty(dir); /* a file system that cannot exchange them */
+    return ret < 0 ? ret : rename(partial, dir) < 0 ? -errno : 0;
+}
+
 int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                    sw_model_fetch fetch, void *ctx) {
     char partial[PATH_MAX];
@@ -361,10 +374,8 @@ int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype 
         rmdir(partial);
         return ret;
     }
-    if (rename(partial, dir) < 0)
-        ret = -errno;
-    else
-        ret = sync_parent(dir);
+    ret = replace(partial, dir);
+    if (ret == 0) ret = sync_parent(dir);
     if (ret < 0) sw_error("cannot put %s in its place: %s", dir, strerror(-ret));
     return ret;
 }
@@ -385,6 +396,51 @@ void sw_output_stopped_name(const char *out, uint64_t step, char *name, uint32_t
     for (int i = 2; lstat(name, &st) == 0 && i < 10000; i++)
         snprintf(name, name_size, "%.*s%sstep-%llu.%d", length, base, place,
                  (unsigned long long)step, i);
+}
+
+/* Whether a name is PREFIXstep-N.partial, or with a number after N, and of which step. */
+static int is_partial_save(const char *name, const char *prefix, uint64_t *step) {
+    unsigned long long n;
+    unsigned again;
+    int end = 0;
+    const size_t length = strlen(prefix);
+    if (strncmp(name, prefix, length) != 0) return 0;
+    if ((sscanf(name + length, "step-%llu.partial%n", &n, &end) != 1 || end == 0) &&
+        (sscanf(name + length, "step-%llu.%u.partial%n", &n, &again, &end) != 2 || end == 0))
+        return 0;
+    *step = n;
+    return name[length + (size_t)end] == '\0';
+}
+
+static int drop_partial(const char *dir, const char *prefix, int of_stop,
+                        void (*tell)(void *ctx, const struct sw_partial_save *), void *ctx) {
+    DIR *d = opendir(dir);
+    int ret = d ? 0 : -errno;
+    for (struct dirent *e; ret == 0 && (e = readdir(d));) {
+        char path[PATH_MAX];
+        struct sw_partial_save save = {.path = path, .of_stop = of_stop};
+        struct stat st;
+        if (!is_partial_save(e->d_name, prefix, &save.step)) continue;
+        if (snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) >= (int)sizeof(path)) continue;
+        if (lstat(path, &st) < 0 || !S_ISDIR(st.st_mode)) continue;
+        ret = empty(path);
+        if (ret == 0 && rmdir(path) < 0) ret = -errno;
+        if (ret == 0) tell(ctx, &save);
+    }
+    if (d) closedir(d);
+    if (ret < 0) sw_error("--resume: cannot clean up %s: %s", dir, strerror(-ret));
+    return ret;
+}
+
+int sw_output_drop_partial(const char *out, void (*tell)(void *ctx, const struct sw_partial_save *),
+                           void *ctx) {
+    char whole[PATH_MAX], parent[PATH_MAX], prefix[NAME_MAX + 2];
+    const int ret = drop_partial(out, "", 0, tell, ctx);
+    if (ret < 0 || !realpath(out, whole)) return ret;
+    parent_of(whole, parent, sizeof(parent));
+    if (access(parent, W_OK) < 0) return 0;
+    snprintf(prefix, sizeof(prefix), "%s.", strrchr(whole, '/') + 1);
+    return drop_partial(parent, prefix, 1, tell, ctx);
 }
 
 int sw_output_is_input(const char *option, const char *path, const char *const *inputs, int count,

@@ -51,11 +51,23 @@ int sw_output_check_space(const char *out, uint64_t need_bytes, int emptied);
  * the log and the unfinished trace. */
 int sw_output_empty(const char *out, const char *log, const char *trace);
 
-/* Writes the model to dir, which must not exist: to dir.partial first, then renamed. */
+/* Writes the model to dir: to dir.partial first, then renamed, in the place of an earlier save that
+ * is there. */
 int sw_output_save(const struct sw_model *model, const char *dir, enum sw_dtype dtype,
                    sw_model_fetch fetch, void *ctx);
 
 /* `out`.step-N, or the next free name like it; in `out` when its parent cannot be written. */
 void sw_output_stopped_name(const char *out, uint64_t step, char *name, uint32_t name_size);
+
+/* A save that a kill cut short, as sw_output_drop_partial() finds it; of_stop: of a run that was
+ * being stopped, whose folder lies beside --out. `path` has been removed. */
+struct sw_partial_save {
+    const char *path;
+    uint64_t step;
+    int of_stop;
+};
+/* Removes what saves left that were cut short, and tells each. 0 or -errno, reported. */
+int sw_output_drop_partial(const char *out, void (*tell)(void *ctx, const struct sw_partial_save *),
+                           void *ctx);
 
 #endif

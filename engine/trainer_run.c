@@ -215,6 +215,44 @@ static int save_in_between(struct sw_trainer *t, uint64_t step) {
     return save_step(t, step, dir);
 }
 
+static int is_due(const struct sw_trainer *t, uint64_t step) {
+    const uint64_t every = t->options.save_every;
+    return every && step > 0 && step % every == 0 && step < t->options.steps;
+}
+
+static void tell_partial(void *ctx, const struct sw_partial_save *save) {
+    const struct sw_trainer *t = ctx;
+    const unsigned long long step = save->step, start = t->start_step;
+    if (save->of_stop)
+        sw_info("--resume: %s was removed: the run was killed while it stopped after step %llu, "
+                "and goes on now",
+                save->path, step);
+    else if (is_due(t, save->step) && save->step >= t->start_step)
+        sw_info("--resume: %s was removed: the save of step %llu was cut short, and is made %s",
+                save->path, step,
+                save->step == t->start_step ? "now" : "when the run comes to that step again");
+    else
+        sw_warning("--resume: %s was removed: the save of step %llu was cut short, and is lost, as "
+                   "the run goes on after step %llu",
+                   save->path, step, start);
+}
+
+/* A kill between a step's commit and the end of its save has lost the save, and the run stands
+ * where it can be made again. */
+static int save_again(struct sw_trainer *t) {
+    char dir[PATH_MAX];
+    int all[SW_RANKS_MAX], mine = 0, ret = 0;
+    if (!t->resuming) return 0;
+    if (t->first_rank == 0) {
+        ret = sw_output_drop_partial(t->options.out, tell_partial, t);
+        snprintf(dir, sizeof(dir), "%s/step-%llu", t->options.out,
+                 (unsigned long long)t->start_step);
+        mine = is_due(t, t->start_step) && access(dir, F_OK) < 0;
+    }
+    if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, all, &mine, sizeof(mine));
+    return ret < 0 || !all[0] ? ret : save_in_between(t, t->start_step);
+}
+
 static int save_stopped(struct sw_trainer *t, uint64_t step) {
     if (t->options.sim.flops) return 0;
     char dir[PATH_MAX];
@@ -250,7 +288,8 @@ static uint64_t next_stop(const struct sw_trainer *t, uint64_t step) {
 static int run(struct sw_trainer *t, uint64_t *stopped_at) {
     const struct sw_train_options *o = &t->options;
     uint64_t step = t->start_step;
-    int ret = t->val_open && step == 0 ? evaluate(t, 0) : 0;
+    int ret = save_again(t);
+    if (ret == 0 && t->val_open && step == 0) ret = evaluate(t, 0);
     while (ret == 0 && step < o->steps && !sw_trainer_stop(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
         if (ret == 0 && step > t->start_step &&
@@ -260,8 +299,7 @@ static int run(struct sw_trainer *t, uint64_t *stopped_at) {
         if (ret < 0 || sw_trainer_stop(t)) break;
         if (t->val_open && (step == o->steps || (o->eval_every && step % o->eval_every == 0)))
             ret = evaluate(t, step);
-        if (ret == 0 && o->save_every && step % o->save_every == 0 && step < o->steps)
-            ret = save_in_between(t, step);
+        if (ret == 0 && is_due(t, step)) ret = save_in_between(t, step);
     }
     if (ret < 0) return ret;
     *stopped_at = step;

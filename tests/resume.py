@@ -149,6 +149,39 @@ def killed_while_the_store_is_cleaned_up():
 
 
 @t.test
+def a_save_that_a_kill_cut_short_is_made_again():
+    """Where the run stands at the step that it was of; what else a kill has left is told and
+    removed, and a whole save of a step that the run comes to again is replaced."""
+    with t.folder() as tmp:
+        mode, out = [*NVME, "--save-every", 4], f"{tmp}/out"
+        want = undisturbed(tmp, mode)
+        process = t.Process(arguments(out, *mode), env={**t.preload("slow_calls"),
+                                                        "SLOW_CALLS": ".safetensors:3000:always"})
+        while not os.path.isdir(f"{out}/step-4.partial"):
+            t.check(process.is_running(), "it has ended already")
+            time.sleep(0.01)
+        process.signal(signal.SIGKILL)
+        process.finish()
+        for made in (f"{out}/step-2.partial", f"{out}.step-4.partial", f"{out}/step-8.partial",
+                     f"{out}/step-8"):
+            os.mkdir(made)
+            with open(f"{made}/model.safetensors", "wb") as file:
+                file.write(b"half")
+        last = finish_and_compare(out, mode, want)
+        t.equal(resumed_from(last), 4, "the step", last)
+        for text in ("step-4.partial was removed: the save of step 4 was cut short, and is made "
+                     "now", "step-8.partial was removed: the save of step 8 was cut short, and is "
+                     "made when the run comes to", "warning: --resume: " + f"{out}/step-2.partial "
+                     "was removed: the save of step 2 was cut short, and is lost",
+                     "out.step-4.partial was removed: the run was killed while it stopped"):
+            t.contains(last.stderr, text, "what is told", last)
+        for step in (4, 8):
+            t.check(t.read_model(f"{out}/step-{step}") == t.read_model(f"{tmp}/whole/step-{step}"),
+                    f"the save of step {step}", last)
+        t.equal([n for n in (*os.listdir(out), *os.listdir(tmp)) if "partial" in n], [], "left")
+
+
+@t.test
 def interrupted_runs_say_where_and_go_on():
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
