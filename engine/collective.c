@@ -169,21 +169,21 @@ static struct digest digest_of(const struct parts *p, uint32_t rank) {
     return digest;
 }
 
-/* A line as it is shown: cut at a limit, or a word where the text is over. */
-static void show_line(const struct parts *p, uint32_t rank, char *shown, size_t size) {
+/* A line, cut at a limit. */
+static void copy_line(const struct parts *p, uint32_t rank, char out[SW_COMM_LINE_BYTES],
+                      int *is_over) {
     const char *line = part_of(p, rank);
     uint64_t length = 0;
     while (length < p->bytes && line[length] && line[length] != '\n') length++;
-    if (p->bytes == 0 || (length == 0 && !line[0]))
-        snprintf(shown, size, "no such line");
-    else
-        snprintf(shown, size, "'%.*s'", (int)(length < LINE_SHOWN_MAX ? length : LINE_SHOWN_MAX),
-                 line);
+    *is_over = p->bytes == 0 || (length == 0 && !line[0]);
+    if (length >= SW_COMM_LINE_BYTES) length = SW_COMM_LINE_BYTES - 1;
+    memcpy(out, line, length);
+    out[length] = '\0';
 }
 
 /* Finds the first line in which the texts of rank 0 and `other` differ; all ranks take part. */
-static int name_difference(struct parts *p, const char *lines, uint64_t have_bytes,
-                           uint32_t other) {
+static int find_difference(struct parts *p, const char *lines, uint64_t have_bytes, uint32_t other,
+                           struct sw_difference *out) {
     uint64_t line_at = 0, number = 1, i = 0;
     do {
         const int ret = next(p, lines, have_bytes);
@@ -204,20 +204,15 @@ static int name_difference(struct parts *p, const char *lines, uint64_t have_byt
     p->bytes = 0;
     const int ret = next(p, lines, have_bytes);
     if (ret < 0) return ret;
-    if (p->c->rank == 0) {
-        char shown[2][LINE_SHOWN_MAX + 3];
-        show_line(p, 0, shown[0], sizeof(shown[0]));
-        show_line(p, other, shown[1], sizeof(shown[1]));
-        sw_error("collective: ranks must run with the same settings, but line %llu differs: rank 0 "
-                 "has %s, rank %u has %s",
-                 (unsigned long long)number, shown[0], other, shown[1]);
-        p->c->ops->abort(p->c->comm, -EINVAL);
-    }
-    return -EINVAL;
+    *out = (struct sw_difference){.rank = other, .line = number};
+    copy_line(p, 0, out->lines[0], &out->is_over[0]);
+    copy_line(p, other, out->lines[1], &out->is_over[1]);
+    return 1;
 }
 
-int sw_comm_agree(const struct sw_comm_handle *c, const char *lines) {
-    assert(c && lines);
+int sw_comm_compare(const struct sw_comm_handle *c, const char *lines,
+                    struct sw_difference *difference) {
+    assert(c && lines && difference);
     uint64_t bytes = strlen(lines);
     while (bytes > 0 && lines[bytes - 1] == '\n') bytes--;
     const struct digest mine = {XXH3_64bits(lines, bytes), bytes};
@@ -231,9 +226,32 @@ int sw_comm_agree(const struct sw_comm_handle *c, const char *lines) {
         if (memcmp(&first, &other, sizeof(first)) == 0) continue;
         p.total_bytes = first.bytes > other.bytes ? first.bytes : other.bytes;
         p.at = p.bytes = 0;
-        return name_difference(&p, lines, bytes, r);
+        return find_difference(&p, lines, bytes, r, difference);
     }
     return 0;
+}
+
+static void show_line(const struct sw_difference *d, int which, char *shown, size_t size) {
+    if (d->is_over[which])
+        snprintf(shown, size, "no such line");
+    else
+        snprintf(shown, size, "'%.*s'", LINE_SHOWN_MAX, d->lines[which]);
+}
+
+int sw_comm_agree(const struct sw_comm_handle *c, const char *lines) {
+    struct sw_difference d;
+    const int ret = sw_comm_compare(c, lines, &d);
+    if (ret != 1) return ret;
+    if (c->rank == 0) {
+        char shown[2][LINE_SHOWN_MAX + 3];
+        show_line(&d, 0, shown[0], sizeof(shown[0]));
+        show_line(&d, 1, shown[1], sizeof(shown[1]));
+        sw_error("collective: ranks must run with the same settings, but line %llu differs: rank 0 "
+                 "has %s, rank %u has %s",
+                 (unsigned long long)d.line, shown[0], d.rank, shown[1]);
+        c->ops->abort(c->comm, -EINVAL);
+    }
+    return -EINVAL;
 }
 
 /* One rank by itself: an error is all that it keeps. */

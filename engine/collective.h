@@ -87,10 +87,24 @@ int sw_comm_sum(const struct sw_comm_handle *c, double *values, uint32_t count);
 /* Bytes of rank `root` to all. Control call; any length. */
 int sw_comm_broadcast(const struct sw_comm_handle *c, void *data, uint64_t bytes, uint32_t root);
 
-/* Whether all ranks have the same text, lines of "name=value": 0, or -EINVAL with the first line
- * that differs named with both ranks and values (reported by rank 0; all return the error). Ranks
- * compare hashes first; line breaks at the end say nothing. Control call; before the first data
+/* The first line in which the text of a rank differs from rank 0's. */
+enum { SW_COMM_LINE_BYTES = 512 };
+struct sw_difference {
+    uint32_t rank; /* the first one that has another text */
+    uint64_t line; /* from 1 */
+    /* Rank 0's and the other's, cut at a limit; is_over: there is no such line. */
+    char lines[2][SW_COMM_LINE_BYTES];
+    int is_over[2];
+};
+
+/* Whether all ranks have the same text, lines of "name=value": 0; 1: no, and all ranks know where
+ * they differ; or an error. Ranks compare hashes first; line breaks at the end say nothing. Control
  * call. */
+int sw_comm_compare(const struct sw_comm_handle *c, const char *lines,
+                    struct sw_difference *difference);
+
+/* The same, where a difference is an end: -EINVAL on all ranks, reported by rank 0 with line, ranks
+ * and values. Before the first data call. */
 int sw_comm_agree(const struct sw_comm_handle *c, const char *lines);
 
 #endif

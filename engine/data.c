@@ -329,3 +329,20 @@ uint64_t sw_data_fingerprint(const struct sw_data *data) {
     XXH64_freeState(state);
     return hash;
 }
+
+void sw_data_hash_files(const struct sw_data *data, uint64_t hashes[SW_DATA_FILES]) {
+    const struct {
+        const void *bytes;
+        uint64_t length;
+    } files[SW_DATA_FILES] = {{data->tokens, data->map_bytes},
+                              {data->mask, data->token_count},
+                              {data->documents, data->documents_bytes}};
+    XXH64_state_t *state = XXH64_createState();
+    assert(state);
+    for (int i = 0; i < SW_DATA_FILES; i++) {
+        XXH64_reset(state, 0);
+        if (files[i].bytes) hash_samples(state, files[i].bytes, files[i].length);
+        hashes[i] = files[i].bytes ? XXH64_digest(state) : 0;
+    }
+    XXH64_freeState(state);
+}

@@ -49,4 +49,8 @@ uint64_t sw_data_counting(const struct sw_data *data, uint64_t row);
 /* A hash of the files' size and content samples: says "the same data". */
 uint64_t sw_data_fingerprint(const struct sw_data *data);
 
+/* The same of each file: tokens, mask, documents; 0 where there is none. */
+enum { SW_DATA_FILES = 3 };
+void sw_data_hash_files(const struct sw_data *data, uint64_t hashes[SW_DATA_FILES]);
+
 #endif

@@ -367,8 +367,6 @@ uint64_t sw_trainer_weight_bytes(const struct sw_trainer *t, uint32_t c);
 
 /* trainer_world.c: what processes do together. Alone all of it is nothing, or a copy. */
 int sw_trainer_open_world(struct sw_trainer *t);
-/* Whether all processes were asked for the same run; the first difference is reported. */
-int sw_trainer_agree(struct sw_trainer *t);
 /* all [processes][bytes] = every process's `mine`; bytes 0 waits for all. */
 int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,
                      uint64_t bytes);
@@ -399,6 +397,12 @@ int sw_trainer_record_remote(struct sw_trainer *t, uint32_t rank, uint32_t chunk
 /* What this process's store of that name is called (process_name.h). */
 const char *sw_trainer_name(const struct sw_trainer *t, const char *name,
                             char out[SW_PROCESS_NAME_BYTES]);
+
+/* trainer_agree.c: whether all processes were asked for the same run, first what they do before
+ * they can compare the rest. The first difference is reported, with both processes and their hosts.
+ */
+int sw_trainer_agree_to_meet(struct sw_trainer *t);
+int sw_trainer_agree(struct sw_trainer *t);
 
 /* trainer_load.c: filling, and a chunk's weights in and out of their tier with idle lanes. 1: a
  * stop was asked for meanwhile. */

@@ -35,47 +35,16 @@ int sw_trainer_open_world(struct sw_trainer *t) {
                                               [CHANNEL_COMMIT] = SW_WORLD_PATIENT};
     for (int i = 0; i < CHANNEL_COUNT && ret == 0; i++)
         ret = sw_world_channel(t->world, &t->channels[i], timeouts_s[i]);
-    /* What they do before they compare all the rest (sw_trainer_agree). */
-    char lines[96];
-    snprintf(lines, sizeof(lines), "--ranks=%u\n--resume=%d\n--restart=%d\n--import=%d\n", ranks,
-             t->options.resume, t->options.restart, t->options.import_dir != NULL);
-    if (ret == 0) ret = sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
+    if (ret == 0) ret = sw_trainer_agree_to_meet(t);
     if (ret == 0 && t->world_ranks > SW_RANKS_MAX) {
-        sw_error("%u processes of %u ranks are more than %d ranks", sw_world_size(t->world), ranks,
-                 SW_RANKS_MAX);
+        if (t->first_rank == 0)
+            sw_error("--ranks %u: %u processes x %u ranks = %u, and at most %d work together",
+                     ranks, sw_world_size(t->world), ranks, t->world_ranks, SW_RANKS_MAX);
         ret = -EINVAL;
     }
     if (t->first_rank > 0) /* the first process speaks for all */
         t->hooks = (struct sw_trainer_hooks){.ctx = t->hooks.ctx, .stop = t->hooks.stop};
     return ret < 0 ? ret : name_trace(t);
-}
-
-int sw_trainer_agree(struct sw_trainer *t) {
-    const struct sw_train_options *o = &t->options;
-    char lines[SW_COMMIT_IDENTITY_BYTES + 1024], import[SW_EXPORT_ORIGIN_BYTES] = "";
-    if (!t->world) return 0;
-    if (t->import)
-        snprintf(import, sizeof(import), SW_EXPORT_ORIGIN_FORMAT, t->import->run,
-                 (unsigned long long)t->import->step);
-    const int n = snprintf(
-        lines, sizeof(lines),
-        "%s"
-        "--steps=%llu\n--lr=%.17g\n--min-lr=%.17g\n--weight-decay=%.17g\n--beta1=%.17g\n"
-        "--beta2=%.17g\n--eps=%.17g\n--clip=%.17g\n--schedule=%d\n--warmup=%lld\n--decay=%d\n"
-        "--max-skips=%u\n--shard=%d\n--zero=%lld\n--overlap=%s\n--checkpoint-every=%u\n--commit-"
-        "every=%lld\n"
-        "--save-every=%llu\n--eval-every=%llu\nvalidation=%d\n--keep-store=%d\n--digest=%d\n--dry-"
-        "run=%d\n--import=%s\nchunks=%u\nwindow=%u\nhead=%d\n",
-        t->identity, (unsigned long long)o->steps, o->lr, o->min_lr, o->weight_decay, o->beta1,
-        o->beta2, o->eps, o->clip, (int)o->schedule, (long long)o->warmup, (int)o->decay,
-        o->max_skips, o->shard_in_node, (long long)o->zero, sw_overlap_name(o->overlap),
-        o->checkpoint_every, (long long)o->commit_every, (unsigned long long)o->save_every,
-        (unsigned long long)o->eval_every, t->val_open, o->keep_store, o->digest, o->dry_run,
-        import, t->placement.chunk_count, t->placement.ring_slots[SW_RING_WINDOW],
-        t->placement.head_whole);
-    assert(n > 0 && n < (int)sizeof(lines));
-    (void)n;
-    return sw_comm_agree(&t->channels[CHANNEL_MAIN], lines);
 }
 
 int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import struct
 import time
 
@@ -347,14 +348,35 @@ def what_was_asked_for_must_agree():
         script = of_its_own(tmp, "one-differs", '$([ "$R" = 1 ] && echo $MORE)')
         with open(tmp + "/documents", "wb") as file:
             file.write(struct.pack("<2Q", 0, 100))
-        for more, part in (("--clip 2", "--clip"), ("--seed 3", "rows"),
-                           (f"--documents {tmp}/documents", "data"),
-                           ("--micro-batch 2", "numerics"), ("--ranks 2", "--ranks"),
-                           ("--resume", "--resume"), ("--restart", "--restart"),
-                           (f"--import {tmp}", "--import")):
+        with open(tmp + "/mask", "wb") as file:
+            file.write(b"\1" * (os.path.getsize(t.SHAKESPEARE + "/train.bin") // 2))
+        hash_of = "[0-9a-f]{16}"
+        for more, first, second in (
+                ("--clip 2", "1", "2"), ("--lr 2e-3", "0.001", "0.002"), ("--seed 3", "0", "3"),
+                (f"--documents {tmp}/documents", "none", rf"\S+/documents \({hash_of}\)"),
+                (f"--mask {tmp}/mask", "none", rf"\S+/mask \({hash_of}\)"),
+                (f"--data {t.SHAKESPEARE}/val.bin", rf"\S+/train.bin \({hash_of}\)",
+                 rf"\S+/val.bin \({hash_of}\)"),
+                ("--micro-batch 2", "1", "2"), ("--order sequential", "shuffle", "sequential"),
+                ("--schedule constant", "cosine", "constant"), ("--ranks 2", "1", "2"),
+                ("--resume", "not given", "given"), ("--restart", "not given", "given"),
+                (f"--import {tmp}", "not given", "given")):
             run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)
             t.check(run.rc != 0, f"{more} in one process is accepted", run)
-            t.contains(run.stderr, part, f"the difference {more}", run)
+            host = re.escape(socket.gethostname())
+            told = re.findall(rf"error: all processes must be asked for the same run, and "
+                              rf"{more.split()[0]} differs: process 0 on {host}: {first}; "
+                              rf"process 1 on {host}: {second}\r?$", run.stderr, re.M)
+            t.equal(len(told), 1, f"reports of the difference {more}", run)
+
+
+@t.test
+def more_ranks_than_can_work_together_are_told_with_the_product():
+    with t.folder() as tmp:
+        run = job(2, tmp + "/out", "--ranks", 33, rc=None)
+        t.check(run.rc != 0, "too many ranks are accepted", run)
+        told = "--ranks 33: 2 processes x 33 ranks = 66, and at most 64 work together"
+        t.equal(run.stderr.count(told), 1, "reports", run)
 
 
 if __name__ == "__main__":

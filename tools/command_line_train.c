@@ -115,7 +115,7 @@ static const struct sw_option options_table[] = {
 
     {"ranks", .section = "Ranks", .value = "N", .kind = SW_OPTION_COUNT, .min = 1,
      .max = SW_RANKS_MAX, FIELD(ranks), .marks = SW_UNSET, .fallback = "the GPUs; on the host 1",
-     .help = "devices that train together, each on its own rows of a step"},
+     .help = "devices of a process that train together, each on its own rows; 64 in all processes"},
     {"zero", .section = "Ranks", .value = "STAGE", .kind = SW_OPTION_STEPS, FIELD(zero),
      .marks = SW_UNSET, .fallback = "3 from 2 ranks on",
      .help = "what is sharded over ranks: 1 optimizer state, 2 and gradients, 3 and weights"},
@@ -206,7 +206,9 @@ static const struct sw_option options_table[] = {
 const struct sw_command sw_train_command = {
     .name = "train",
     .usage = "train --model DIR --data FILE --out DIR [options]",
-    .summary = "Fine-tunes a Llama-family model with its optimizer state in memory or on NVMe.",
+    .summary =
+        "Fine-tunes a Llama-family model with its optimizer state in memory or on NVMe. Under\n"
+        "mpirun or srun --mpi=pmix several processes train together (docs/ranks.md).",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
