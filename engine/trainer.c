@@ -494,6 +494,19 @@ int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step) {
     *step = t->committed_step;
     return t->committed_step != SW_NO_COMMIT;
 }
+int sw_trainer_has_on_disk(const struct sw_trainer *t, uint64_t *step) {
+    *step = t->durable_step;
+    return t->durable_step != SW_NO_COMMIT;
+}
+const char *sw_trainer_store_place(const struct sw_trainer *t, uint32_t *process,
+                                   uint32_t *processes) {
+    *process = sw_world_index(t->world);
+    *processes = sw_world_size(t->world);
+    return sw_trainer_store_folder(t);
+}
+int sw_trainer_stopped_by(const struct sw_trainer *t) {
+    return t->world ? t->stop_agreed : sw_stop_asked(t);
+}
 uint64_t sw_trainer_loaded_bytes(const struct sw_trainer *t) {
     return t->loaded_bytes;
 }

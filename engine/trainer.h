@@ -68,7 +68,8 @@ struct sw_trainer_hooks {
     void (*on_saved)(void *ctx, uint64_t step, const char *dir);
     /* After the error that says so, from sw_trainer_open(). NULL: not told. */
     void (*on_refused)(void *ctx, const struct sw_refusal *refusal);
-    const atomic_int *stop; /* non-zero: finish the step at hand and save, or stop loading */
+    const atomic_int
+        *stop; /* a signal: finish the step at hand and save, or stop loading; 0: none */
 };
 
 struct sw_trainer;
@@ -113,8 +114,14 @@ int sw_trainer_was_imported(const struct sw_trainer *t);
 /* Bytes this process has written to the drives: records and commits. Any thread. */
 uint64_t sw_trainer_written_bytes(const struct sw_trainer *t);
 
-/* Whether the store holds a commit, and of which step. While no step runs. */
+/* Whether the store holds a commit that all processes have, and of which step. While no step runs.
+ */
 int sw_trainer_commits(const struct sw_trainer *t, uint64_t *step);
+/* The same of what this process has on its drives, which may be a step ahead of another's. */
+int sw_trainer_has_on_disk(const struct sw_trainer *t, uint64_t *step);
+/* Its store's folder, and its number among the processes; *processes: how many there are. */
+const char *sw_trainer_store_place(const struct sw_trainer *t, uint32_t *process,
+                                   uint32_t *processes);
 
 /* Text on what the store uses ("io_uring, direct, ..."), after start; "" without a store. */
 const char *sw_trainer_store_mode(const struct sw_trainer *t);
@@ -122,6 +129,9 @@ const char *sw_trainer_store_mode(const struct sw_trainer *t);
 /* 0: done, the model is in --out. 1: stopped by hooks->stop; *stopped_at is the last finished step
  * and the weights are where on_saved said. Or -errno. */
 int sw_trainer_run(struct sw_trainer *t, uint64_t *stopped_at);
+
+/* The signal that the run was stopped by, whichever of its processes that came to; 0: none. */
+int sw_trainer_stopped_by(const struct sw_trainer *t);
 
 /* Hashes over masters, momenta, variances and working weights in unit order, after a run: equal
  * hashes mean equal bits, whatever the tiers and chunks. XXH3, 64 bits each. */

@@ -46,7 +46,7 @@ struct step_record {
     /* Control lane's verdict. */
     struct sw_adam_step adam;
     int apply;
-    int stop; /* some process was asked to: no step after this one */
+    int stop; /* some process was asked to, by this signal: no step after this one */
     double factor;
     uint64_t updates, skips_in_a_row; /* after this step */
     struct sw_step_report report;
@@ -66,7 +66,7 @@ struct rank_verdict {
     double loss, squared; /* sums over its tokens, and over its shards' gradients */
     int64_t bad_unit;     /* with a gradient that is not finite, or -1 */
     struct sw_nonfinite bad;
-    int64_t stop; /* its process was asked to */
+    int64_t stop; /* the signal that its process was asked by; 0: it was not */
 };
 
 /* Between the processes of a run: each for one thread at a time. */
@@ -184,7 +184,8 @@ struct sw_trainer {
     struct sw_comm_handle channels[CHANNEL_COUNT];
     uint32_t world_ranks, first_rank; /* of all processes; the first one here */
     uint32_t shards, replicas;        /* world_ranks in all */
-    int stop_agreed, failed;
+    int stop_agreed; /* the signal that some process was asked to stop by; 0: none was */
+    int failed;
     struct rank_verdict verdicts[SW_RANKS_MAX]; /* by rank; control lane */
     struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */
     uint64_t pinned_bytes; /* of it */
@@ -215,7 +216,9 @@ struct sw_trainer {
     int done_before;          /* --resume found the result */
     struct sw_import *import; /* what the run begins with, until it is loaded; NULL: nothing */
     uint64_t start_step;
-    uint64_t committed_step; /* or SW_NO_COMMIT; commit lane, or the trainer's thread when idle */
+    /* Or SW_NO_COMMIT; commit lane, or the trainer's thread when idle: of all processes, and of
+     * this one, whose record may be on its drive while another's is not yet. */
+    uint64_t committed_step, durable_step;
 
     struct sw_turn first, second, steady, drain_first, drain, eval_first, eval_next;
     struct sw_executor *executor;
@@ -239,8 +242,9 @@ static inline struct step_record *sw_record(struct sw_trainer *t, uint64_t step)
     return &t->records[step % STEP_RECORDS];
 }
 
+/* The signal, or 0. */
 static inline int sw_stop_asked(const struct sw_trainer *t) {
-    return t->hooks.stop && atomic_load(t->hooks.stop);
+    return t->hooks.stop ? atomic_load(t->hooks.stop) : 0;
 }
 
 static inline void sw_trainer_progress(const struct sw_trainer *t, enum sw_beside_steps work,
@@ -370,10 +374,12 @@ int sw_trainer_open_world(struct sw_trainer *t);
 /* all [processes][bytes] = every process's `mine`; bytes 0 waits for all. */
 int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,
                      uint64_t bytes);
-/* Whether a stop was asked for, in any process: the trainer's thread, in all processes alike. While
- * steps run the verdicts over them tell (sw_trainer_stops_before). */
+/* The signal that a stop was asked for by, in any process, or 0: the trainer's thread, in all
+ * processes alike; of several signals the largest counts everywhere. While steps run the verdicts
+ * over them tell (sw_trainer_stops_before). */
 int sw_trainer_stop(struct sw_trainer *t);
-/* Whether the run stops before this step of a stretch that began with `from`: decided in all
+/* Whether, and by which signal, the run stops before this step of a stretch that began with `from`:
+ * decided in all
  * processes alike by the verdict over the step before, which is there. */
 int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step);
 /* What a process finds of its store. */

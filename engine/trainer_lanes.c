@@ -128,7 +128,7 @@ static struct rank_verdict judge(const struct sw_rank *r, int with_gradient) {
 /* Of all ranks, here and in other processes. */
 static int collect_verdicts(struct sw_trainer *t, int with_gradient) {
     struct rank_verdict mine[SW_RANKS_MAX];
-    const int stop = sw_stop_asked(t) != 0;
+    const int stop = sw_stop_asked(t);
     for (uint32_t i = 0; i < t->rank_count; i++) {
         mine[i] = judge(&t->ranks[i], with_gradient);
         mine[i].stop = stop;
@@ -138,7 +138,8 @@ static int collect_verdicts(struct sw_trainer *t, int with_gradient) {
 
 /* The verdict that updates wait for: the gate's, or the norm's where there is none. */
 static void check_stop(const struct sw_trainer *t, struct step_record *record) {
-    for (uint32_t i = 0; i < t->world_ranks; i++) record->stop |= t->verdicts[i].stop != 0;
+    for (uint32_t i = 0; i < t->world_ranks; i++)
+        if (t->verdicts[i].stop > record->stop) record->stop = (int)t->verdicts[i].stop;
 }
 
 /* The rank with the first gradient that is not finite, from the last unit down, or -1. */

@@ -160,7 +160,7 @@ static int train_stretch(struct sw_trainer *t, uint64_t from, uint64_t to, uint6
     if (ret == 0) ret = sw_executor_idle(t->executor);
     if (ret < 0) return ret;
     while (end > from && atomic_load(&sw_record(t, end - 1)->run->cancelled)) end--;
-    if (t->world) t->stop_agreed |= sw_trainer_stops_before(t, from, end);
+    if (t->world && !t->stop_agreed) t->stop_agreed = sw_trainer_stops_before(t, from, end);
     report_finished(t, end);
     *done = end - 1;
     return 0;

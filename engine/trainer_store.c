@@ -200,6 +200,7 @@ int sw_trainer_commit(struct sw_trainer *t, uint64_t step, uint64_t updates, uin
         return ret;
     }
     atomic_fetch_add(&t->written_bytes, sw_journal_place_bytes(t->journal));
+    t->durable_step = step;
     /* One for all: until every process has its record, nobody overwrites what the one before
      * names, so that all of them can go back to it. */
     const int met = sw_trainer_share(t, CHANNEL_COMMIT, NULL, NULL, 0);
@@ -357,7 +358,7 @@ static int find_commit(struct sw_trainer *t) {
     const struct sw_train_options *o = &t->options;
     char buffer[SW_PROCESS_NAME_BYTES];
     const char *name = sw_trainer_name(t, SW_STORE_NAME, buffer);
-    t->committed_step = SW_NO_COMMIT;
+    t->committed_step = t->durable_step = SW_NO_COMMIT;
     struct sw_commit *commit = &t->resumed;
     uint32_t count;
     const char *const *folders = sw_trainer_folders(t, &count);
@@ -449,5 +450,5 @@ void sw_trainer_go_on(struct sw_trainer *t) {
     if (!t->resuming) return;
     t->updates = t->resumed.updates;
     t->skips_in_a_row = (uint32_t)t->resumed.skips_in_a_row;
-    t->start_step = t->reported = t->committed_step = t->resumed.step;
+    t->start_step = t->reported = t->committed_step = t->durable_step = t->resumed.step;
 }

@@ -57,10 +57,11 @@ int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, cons
 
 int sw_trainer_stop(struct sw_trainer *t) {
     int asked[SW_RANKS_MAX], mine = sw_stop_asked(t);
-    if (!t->world || t->stop_agreed) return t->world ? 1 : mine;
+    if (!t->world || t->stop_agreed) return t->world ? t->stop_agreed : mine;
     /* An error here is the executor's as well, or ends the run at its next wait. */
     if (sw_trainer_share(t, CHANNEL_MAIN, asked, &mine, sizeof(mine)) < 0) return 1;
-    for (uint32_t i = 0; i < sw_world_size(t->world); i++) t->stop_agreed |= asked[i];
+    for (uint32_t i = 0; i < sw_world_size(t->world); i++)
+        if (asked[i] > t->stop_agreed) t->stop_agreed = asked[i];
     return t->stop_agreed;
 }
 

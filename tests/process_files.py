@@ -95,6 +95,24 @@ def a_resume_without_all_parts_loses_none():
 
 
 @t.test
+def a_survivor_tells_what_is_on_its_disk():
+    """The first process is stopped before it writes the record of commit 3, which the other has
+    written and then waits for; a resume goes on from commit 2, which both have."""
+    with t.folder() as tmp:
+        line = ["--optimizer", "nvme", "--schedule", "constant", "--warmup", 0]
+        out = f"{tmp}/out"
+        dead = job(2, out, *line, "--rank-timeout", 2, steps=8, rc=None,
+                   env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:/optimizer.commit:3:stop"})
+        t.check(dead.rc != 0, "a stopped process is a success", dead)
+        shown = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
+        t.equal((shown["step"], shown["other_processes"][0]["step"]), (2, 3), "steps on the disk")
+        t.contains(dead.stderr, f"process 1 has step 3 committed in {out}: go on with --resume, "
+                   "from the last step that all 2 processes have", "what the survivor tells", dead)
+        last = job(2, out, *line, "--resume", steps=8)
+        t.contains(last.stdout, "going on after step 2", "the step", last)
+
+
+@t.test
 def stores_of_processes_are_exported_as_that_of_one():
     """Byte for byte: in one folder, in several of it, and with folders of each process alone."""
     with t.folder() as tmp:

@@ -182,6 +182,28 @@ def a_signal_stops_all_at_the_same_step():
             t.contains(again.stdout, f"going on after step {step}", "resume", again)
 
 
+@t.test
+def a_signal_to_one_is_the_status_of_all():
+    """Each process leaves its id and its status; the one that is asked is not the first."""
+    with t.folder() as tmp:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            script, notes = f"{tmp}/script-{number}", os.path.join(t.ROOT, tmp, str(int(number)))
+            with open(script, "w", encoding="utf-8") as file:
+                file.write(f'#!/bin/sh\nR={notes}-$OMPI_COMM_WORLD_RANK\n'
+                           f'{t.SPILLWAY} "$@" &\necho $! > $R.pid\nwait $!\nS=$?\n'
+                           'echo $S > $R.status\nexit $S\n')
+            os.chmod(script, 0o755)
+            process = launch(2, f"{tmp}/out-{number}", "--optimizer", "nvme", steps=100000,
+                             program=os.path.join(t.ROOT, script))
+            process.wait_for(r"step \d+/")
+            with open(notes + "-1.pid", encoding="ascii") as file:
+                os.kill(int(file.read()), number)
+            run = process.finish()
+            for p in (0, 1):
+                with open(f"{notes}-{p}.status", encoding="ascii") as file:
+                    t.equal(int(file.read()), 128 + number, f"status of process {p}", run)
+
+
 def logged(log):
     return len(t.read_log(log)[0]) if os.path.exists(log) else 0
 

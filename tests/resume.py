@@ -197,7 +197,7 @@ def interrupted_runs_say_where_and_go_on():
 
 def stop_before_load(*args):
     """Holds a run back where it prints its table, before it loads anything, asks it to stop, and
-    lets it go on: (exit status, standard output)."""
+    lets it go on: (exit status, standard output, standard error)."""
     reader, writer = os.pipe()
     filled = 0
     os.set_blocking(writer, False)
@@ -206,7 +206,7 @@ def stop_before_load(*args):
             filled += os.write(writer, b"." * 4096)
     os.set_blocking(writer, True)
     child = subprocess.Popen([t.SPILLWAY, *map(str, args)], cwd=t.ROOT, stdout=writer,
-                             stderr=subprocess.DEVNULL, preexec_fn=t.as_from_a_shell(None))
+                             stderr=subprocess.PIPE, preexec_fn=t.as_from_a_shell(None))
     os.close(writer)
     while True:  # until it catches the signal
         with open(f"/proc/{child.pid}/status", encoding="ascii") as file:
@@ -218,7 +218,9 @@ def stop_before_load(*args):
     child.send_signal(signal.SIGINT)
     with os.fdopen(reader, "rb") as file:
         text = file.read()[filled:].decode()
-    return child.wait(), text
+    with child.stderr as file:
+        said = file.read().decode()
+    return child.wait(), text, said
 
 
 @t.test
@@ -226,13 +228,15 @@ def stopped_while_loading_a_run_leaves_what_was_there():
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
         out = f"{tmp}/out"
-        status, text = stop_before_load(*arguments(out, *NVME))
+        status, text, said = stop_before_load(*arguments(out, *NVME))
         t.equal(status, 130, "exit status of a new run")
         t.contains(text, "stopped while loading; nothing was saved", "a new run")
+        t.contains(said, "stopping before another step is made", "what is said at once")
+        t.check("saving" not in said, f"a save is announced: {said!r}")
         t.check(not os.path.exists(out), "a new run's folder")
         run(out, *NVME, rc=-signal.SIGKILL,
             env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
-        status, text = stop_before_load(*arguments(out, *NVME, "--resume"))
+        status, text, _ = stop_before_load(*arguments(out, *NVME, "--resume"))
         t.equal(status, 130, "exit status of a resume")
         t.contains(text, "stopped while loading; what is committed is as it was", "a resume")
         t.check("loaded" not in text, "a resume has loaded all")

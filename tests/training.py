@@ -524,7 +524,7 @@ def a_second_signal_leaves_at_once_with_nothing_half_written():
         process = t.Process(["train", "--model", t.MODEL, "--data", t.SHAKESPEARE + "/train.bin",
                              "--out", out, "--steps", 1000, "--micro-batch", 16, "--accumulate", 8,
                              "--seq-len", 512])
-        process.wait_for("^store|^bytes")
+        process.wait_for("^loaded")
         process.signal(signal.SIGINT)
         process.wait_for("finishing the step")
         process.signal(signal.SIGINT)

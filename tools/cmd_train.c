@@ -40,6 +40,18 @@ struct run {
     int budget_passed;
 };
 
+/* What a first signal does, by what the run is at. */
+static const char before_steps[] =
+    "\nspillway: stopping before another step is made; once more to leave at once\n";
+static const char at_steps[] =
+    "\nspillway: finishing the step, then saving; once more to leave at once, without saving\n";
+static const char at_steps_unsaved[] =
+    "\nspillway: finishing the step; nothing is saved (--sim-flops); once more to leave at once\n";
+
+static const char *said_of_steps(const struct run *run) {
+    return run->options.sim.flops ? at_steps_unsaved : at_steps;
+}
+
 /* ---- hooks ---- */
 
 static void on_step(void *ctx, const struct sw_step_report *report) {
@@ -60,11 +72,14 @@ static void on_step(void *ctx, const struct sw_step_report *report) {
 
 static void on_progress(void *ctx, enum sw_beside_steps work, uint64_t done, uint64_t total) {
     struct run *run = ctx;
+    if (work == SW_EVALUATING && sw_trainer_start_step(run->trainer) == 0 && run->tokens == 0)
+        sw_stop_say(before_steps);
     sw_progress_beside(&run->progress, work, done, total);
 }
 
 static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
     struct run *run = ctx;
+    sw_stop_say(said_of_steps(run));
     loss = sw_unsigned_nan(loss);
     if (run->evals++ == 0) run->val_first = loss;
     run->val_last = loss;
@@ -247,8 +262,16 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
 static void tell_commit(struct run *run) {
     uint64_t committed;
     sw_progress_clear(&run->progress);
-    if (run->options.sim.flops || !sw_trainer_commits(run->trainer, &committed)) return;
+    if (run->options.sim.flops || !sw_trainer_has_on_disk(run->trainer, &committed)) return;
     if (!strcmp(run->saved, run->options.out)) return; /* the result is there, the store is not */
+    uint32_t process, processes;
+    const char *folder = sw_trainer_store_place(run->trainer, &process, &processes);
+    if (processes > 1) {
+        sw_error("the run ends here; process %u has step %llu committed in %s: go on with "
+                 "--resume, from the last step that all %u processes have",
+                 process, (unsigned long long)committed, folder, processes);
+        return;
+    }
     sw_error("the run ends here; step %llu is committed: go on with --resume",
              (unsigned long long)committed);
 }
@@ -281,12 +304,14 @@ static int train(struct run *run) {
     if (ret == 0 && sw_trainer_is_first(run->trainer))
         ret = sw_run_log_open(&run->log, run->options.log, run->options.resume);
     if (ret != 0) return ret;
+    sw_stop_say(said_of_steps(run));
     const uint64_t start = sw_trainer_start_step(run->trainer);
     print_loaded(run, began_ns);
     log_start(run);
     tell_begin(run, start);
     if (sw_trainer_store_mode(run->trainer)[0])
         printf("store: %s\n", sw_trainer_store_mode(run->trainer));
+    fflush(stdout);
     uint64_t stopped_at = 0;
     ret = sw_trainer_run(run->trainer, &stopped_at);
     if (ret < 0) tell_commit(run);
@@ -317,9 +342,7 @@ int sw_cmd_train(int argc, char **argv) {
         sw_parsed_close(&run.parsed);
         return SW_EXIT_FAILED;
     }
-    sw_stop_watch(
-        "\nspillway: finishing the step, then saving; once more to leave at once, without "
-        "saving\n");
+    sw_stop_watch(before_steps);
     sw_progress_begin(&run.progress);
     const struct sw_trainer_hooks hooks = {.ctx = &run,
                                            .on_step = on_step,
@@ -338,11 +361,12 @@ int sw_cmd_train(int argc, char **argv) {
             sw_trainer_forget_store(run.trainer);
         if (!done && !run.options.dry_run) ret = train(&run);
     }
+    int number = run.trainer ? sw_trainer_stopped_by(run.trainer) : 0;
     const int closed = sw_trainer_close(run.trainer);
     if (ret >= 0 && closed < 0) ret = closed;
     sw_parsed_close(&run.parsed);
     sw_kill_watch_end();
     if (ret < 0) return SW_EXIT_FAILED;
-    const int number = atomic_load(&sw_stop_signal); /* 0: it came to another process */
+    if (!number) number = atomic_load(&sw_stop_signal);
     return ret == 1 ? 128 + (number ? number : SIGINT) : SW_EXIT_OK;
 }

@@ -11,8 +11,12 @@
 
 atomic_int sw_stop_signal;
 
-static const char *text;
-static size_t text_bytes;
+static _Atomic(const char *) text;
+
+static void say(const char *words) {
+    const ssize_t ignored = write(STDERR_FILENO, words, strlen(words));
+    (void)ignored;
+}
 
 static void on_signal(int number) {
     int none = 0;
@@ -20,13 +24,7 @@ static void on_signal(int number) {
         sw_kill_watch_end();
         _exit(128 + number);
     }
-    const ssize_t ignored = write(STDERR_FILENO, text, text_bytes);
-    (void)ignored;
-}
-
-static void say(const char *words) {
-    const ssize_t ignored = write(STDERR_FILENO, words, strlen(words));
-    (void)ignored;
+    say(atomic_load(&text));
 }
 
 static void on_bus_error(int number, siginfo_t *info, void *context) {
@@ -40,9 +38,12 @@ static void on_bus_error(int number, siginfo_t *info, void *context) {
     _exit(SW_EXIT_FAILED);
 }
 
+void sw_stop_say(const char *said) {
+    atomic_store(&text, said);
+}
+
 void sw_stop_watch(const char *said) {
-    text = said;
-    text_bytes = strlen(said);
+    sw_stop_say(said);
     struct sigaction bus = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO};
     sigemptyset(&bus.sa_mask);
     sigaction(SIGBUS, &bus, NULL);
