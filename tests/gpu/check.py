@@ -6,11 +6,12 @@ its rows share gpu_support.py.
 
 Rows run one after the other, each with a time limit of its own, and none hides the next;
 result.json in DIR is written anew after each. Exit status: 0 when nothing failed, 1 when something
-did or there is no GPU, 130 when stopped.
+did or there is no GPU, 2 for a wrong command line, 130 when stopped.
 """
 import argparse
 import gzip
 import json
+import math
 import os
 import shutil
 import signal
@@ -260,6 +261,16 @@ def table(check):
     return 1 if counts["failed"] or not counts["passed"] else 0
 
 
+def positive(parser, asked, text):
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        parser.error(f"{asked}, in seconds above 0")
+    return seconds
+
+
 def parse():
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0])
     parser.add_argument("--out", default=ROOT, metavar="DIR", help="for result.json, log.txt and "
@@ -267,7 +278,7 @@ def parse():
     parser.add_argument("--only", default="", metavar="ROW,...", help="these rows alone")
     parser.add_argument("--limit", action="append", default=[], metavar="ROW=S",
                         help="another time limit for a row")
-    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S",
+    parser.add_argument("--seconds", default=SECONDS, metavar="S",
                         help="for all rows together (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="whether it runs, not how fast")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
@@ -275,13 +286,11 @@ def parse():
     names = {row.name for row in rows()}
     args.out = os.path.abspath(args.out)
     args.only = [name for name in args.only.split(",") if name]
+    args.seconds = positive(parser, f"--seconds {args.seconds}: a time is wanted", args.seconds)
     args.limits = {}
     for text in args.limit:
         name, _, seconds = text.partition("=")
-        try:
-            args.limits[name] = float(seconds)
-        except ValueError:
-            parser.error(f"--limit {text}: ROW=SECONDS is wanted")
+        args.limits[name] = positive(parser, f"--limit {text}: ROW=SECONDS is wanted", seconds)
     unknown = sorted((set(args.only) | set(args.limits)) - names)
     if unknown:
         parser.error(f"no such row: {' '.join(unknown)}; there are {' '.join(sorted(names))}")
