@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 #include "base/log.h"
+#include "engine/process_name.h"
 #include "engine/collective.h"
 
 enum {
@@ -62,6 +63,7 @@ struct sw_trace {
     pthread_mutex_t lock;
     pthread_cond_t call;
     int called, closing;
+    const char *given; /* the caller's path; stays until close */
     char path[PATH_MAX], partial[PATH_MAX];
 };
 
@@ -365,6 +367,14 @@ static void destroy(struct sw_trace *trace) {
     free(trace);
 }
 
+static void tell(const struct sw_trace *trace, int ret) {
+    if (trace->process == 0)
+        sw_error("--trace %s: %s", trace->given, strerror(-ret));
+    else
+        sw_error("--trace %s: process %u writes %s: %s", trace->given, trace->process, trace->path,
+                 strerror(-ret));
+}
+
 int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks,
                   const uint8_t *adam_lane) {
     assert(ranks <= SW_RANKS_MAX);
@@ -377,9 +387,11 @@ int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uin
     trace->first_rank = process * ranks; /* as many in each */
     if (adam_lane) memcpy(trace->adam_lane, adam_lane, ranks);
     init_locks(trace);
-    const int n = snprintf(trace->partial, sizeof(trace->partial), "%s.partial", path);
-    snprintf(trace->path, sizeof(trace->path), "%s", path);
-    int ret = n >= (int)sizeof(trace->partial) ? -ENAMETOOLONG : 0;
+    trace->given = path;
+    int ret = sw_process_path(path, process, trace->path, sizeof(trace->path));
+    if (ret == 0 && snprintf(trace->partial, sizeof(trace->partial), "%s.partial", trace->path) >=
+                        (int)sizeof(trace->partial))
+        ret = -ENAMETOOLONG;
     trace->fd = ret < 0 ? -1 : open(trace->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (ret == 0 && trace->fd < 0) ret = -errno;
     if (ret == 0) begin_text(trace, ranks);
@@ -388,7 +400,7 @@ int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uin
         *out = trace;
         return 0;
     }
-    sw_error("--trace %s: %s", path, strerror(-ret));
+    tell(trace, ret);
     if (trace->fd >= 0) close(trace->fd);
     destroy(trace);
     return ret;
@@ -405,7 +417,7 @@ int sw_trace_close(struct sw_trace *trace) {
     if (ret == 0 && fdatasync(trace->fd) < 0 && errno != EINVAL) ret = -errno;
     if (close(trace->fd) < 0 && ret == 0) ret = -errno;
     if (ret == 0 && rename(trace->partial, trace->path) < 0) ret = -errno;
-    if (ret < 0) sw_error("--trace %s: %s", trace->path, strerror(-ret));
+    if (ret < 0) tell(trace, ret);
     destroy(trace);
     return ret;
 }

@@ -25,9 +25,10 @@
 
 struct sw_trace; /* NULL is a trace that goes nowhere, everywhere */
 
-/* Of the run's process with this number, for so many ranks, of which each has its own device lanes,
- * and by rank the adam lane that updates it (NULL: one does all; copied). path NULL: *out = NULL. 0
- * or -errno, reported. */
+/* Of the run's process with this number: the first one's goes to `path`, another's to what
+ * sw_process_path() makes of it, which errors name both. For so many ranks, of which each has its
+ * own device lanes, and by rank the adam lane that updates it (NULL: one does all; copied). path
+ * NULL: *out = NULL. 0 or -errno, reported. */
 int sw_trace_open(struct sw_trace **out, const char *path, uint32_t process, uint32_t ranks,
                   const uint8_t *adam_lane);
 /* Times start here, unless an event was added before. */

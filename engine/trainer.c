@@ -304,9 +304,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     pthread_mutex_init(&t->executor_lock, NULL);
     int ret = sw_trainer_open_world(t);
     if (ret == 0) ret = sw_trainer_find_commit(t);
-    if (ret == 0)
-        ret = t->first_rank == 0 ? check_outputs(t)
-                                 : sw_output_check_kind("--trace", t->options.trace, 1);
+    if (ret == 0) ret = t->first_rank == 0 ? check_outputs(t) : sw_trainer_check_trace(t);
     if (ret == 0) ret = sw_model_open(&t->model, options->model);
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {

@@ -226,7 +226,6 @@ struct sw_trainer {
     int executor_closes;
     struct sw_throttle throttle; /* between executor and lanes, when a rate is set */
     struct sw_trace *trace;      /* NULL: none */
-    char trace_path[PATH_MAX];   /* of another process than the first */
 
     struct step_record records[STEP_RECORDS];
     uint32_t train_tasks, late_tasks; /* per step: in its own turn, not the first; in the next */
@@ -400,6 +399,9 @@ int sw_trainer_end_serving(struct sw_trainer *t, int ret);
 int sw_trainer_fetch_remote(struct sw_trainer *t, uint32_t rank, uint32_t unit, uint64_t first,
                             uint64_t end, void *out);
 int sw_trainer_record_remote(struct sw_trainer *t, uint32_t rank, uint32_t chunk, void *record);
+/* Whether another process than the first can write its trace where it would; errors name that and
+ * what the user gave. */
+int sw_trainer_check_trace(const struct sw_trainer *t);
 /* What this process's store of that name is called (process_name.h). */
 const char *sw_trainer_name(const struct sw_trainer *t, const char *name,
                             char out[SW_PROCESS_NAME_BYTES]);

@@ -8,17 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "base/log.h"
-
-/* Each process has a trace of its own, also in one folder. */
-static int name_trace(struct sw_trainer *t) {
-    const char *path = t->options.trace;
-    if (!path || t->first_rank == 0) return 0;
-    const int ret =
-        sw_process_path(path, sw_world_index(t->world), t->trace_path, sizeof(t->trace_path));
-    if (ret < 0) sw_error("--trace %s: %s", path, strerror(-ret));
-    t->options.trace = t->trace_path;
-    return ret;
-}
+#include "engine/output.h"
 
 int sw_trainer_open_world(struct sw_trainer *t) {
     const uint32_t ranks = t->options.ranks;
@@ -44,7 +34,22 @@ int sw_trainer_open_world(struct sw_trainer *t) {
     }
     if (t->first_rank > 0) /* the first process speaks for all */
         t->hooks = (struct sw_trainer_hooks){.ctx = t->hooks.ctx, .stop = t->hooks.stop};
-    return ret < 0 ? ret : name_trace(t);
+    return ret;
+}
+
+/* Each process has a trace of its own, also in one folder. */
+int sw_trainer_check_trace(const struct sw_trainer *t) {
+    const char *given = t->options.trace;
+    const uint32_t process = sw_world_index(t->world);
+    char path[PATH_MAX], option[PATH_MAX + 64];
+    if (!given) return 0;
+    const int ret = sw_process_path(given, process, path, sizeof(path));
+    if (ret < 0) {
+        sw_error("--trace %s: %s", given, strerror(-ret));
+        return ret;
+    }
+    snprintf(option, sizeof(option), "--trace %s: process %u writes", given, process);
+    return sw_output_check_kind(option, path, 1);
 }
 
 int sw_trainer_share(struct sw_trainer *t, enum channel channel, void *all, const void *mine,

@@ -155,6 +155,20 @@ def every_process_traces_its_ranks():
             t.close(a, b, 2e5 * t.SLOWDOWN, "the end of a gather, in microseconds")
 
 
+@t.test
+def a_trace_that_cannot_be_written_is_named_as_given_and_as_it_is():
+    with t.folder() as tmp:
+        os.mkdir(f"{tmp}/trace-p1.json")
+        run = job(2, f"{tmp}/out", "--trace", f"{tmp}/trace.json", rc=None)
+        t.check(run.rc != 0, "a folder in the trace's place is accepted", run)
+        t.contains(run.stderr, f"--trace {tmp}/trace.json: process 1 writes {tmp}/trace-p1.json: "
+                   f"{tmp}/trace-p1.json is a folder, not a file", "a folder", run)
+        program = of_its_own(tmp, "away", f"--trace {tmp}/$([ $R = 1 ] && echo away/)trace.json")
+        run = job(2, f"{tmp}/more", program=program, rc=None)
+        t.contains(run.stderr, f"--trace {tmp}/away/trace.json: process 1 writes "
+                   f"{tmp}/away/trace-p1.json: No such file", "a folder that is not there", run)
+
+
 def stopped_at(run):
     found = re.search(r"stopped after step (\d+);.*--resume goes on", run.stdout)
     t.check(found, "no word of the stop", run)
