@@ -21,9 +21,13 @@
 #include "base/mapped_files.h"
 
 enum { FEISTEL_ROUNDS = 8, CHECK_TOKENS = 1 << 16 };
+/* Small files are hashed whole; of large ones pieces at even distances. */
+enum { SAMPLES = 64, SAMPLE_BYTES = 1 << 16, SAMPLES_BYTES = SAMPLES * SAMPLE_BYTES };
 
-/* Maps a file that is not empty; path lives as long as the map. */
-static int map_file(const char *path, const char *what, const void **map, uint64_t *bytes) {
+/* Maps a file that is not empty; path lives as long as the map. It stays open to be asked for its
+ * time. */
+static int map_file(struct sw_data_file *file, const char *path, const char *what, const void **map,
+                    uint64_t *bytes) {
     /* Not blocking: a pipe in the file's place is refused below, not waited for. */
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
@@ -49,6 +53,8 @@ static int map_file(const char *path, const char *what, const void **map, uint64
             *map = address;
             *bytes = (uint64_t)info.st_size;
             sw_mapped_add(address, *bytes, path);
+            *file = (struct sw_data_file){path, fd, info.st_mtim, *bytes, 0};
+            return 0;
         }
     }
     close(fd);
@@ -89,7 +95,7 @@ static int check_tokens(const struct sw_data *data) {
 }
 
 static int open_tokens(struct sw_data *data) {
-    int ret = map_file(data->path, "data", &data->tokens, &data->map_bytes);
+    int ret = map_file(&data->files[0], data->path, "data", &data->tokens, &data->map_bytes);
     if (ret < 0) return ret;
     data->token_count = data->map_bytes / data->token_bytes;
     if (data->map_bytes % data->token_bytes != 0) {
@@ -112,7 +118,7 @@ static int open_tokens(struct sw_data *data) {
 static int open_mask(struct sw_data *data, const char *path) {
     uint64_t bytes = 0;
     const void *map = NULL;
-    const int ret = map_file(path, "mask", &map, &bytes);
+    const int ret = map_file(&data->files[1], path, "mask", &map, &bytes);
     if (ret < 0) return ret;
     if (bytes != data->token_count) {
         unmap(map, bytes);
@@ -158,7 +164,7 @@ static int check_documents(const struct sw_data *data, const char *path) {
 static int open_documents(struct sw_data *data, const char *path) {
     uint64_t bytes = 0;
     const void *map = NULL;
-    const int ret = map_file(path, "documents", &map, &bytes);
+    const int ret = map_file(&data->files[2], path, "documents", &map, &bytes);
     if (ret < 0) return ret;
     data->documents = map;
     data->documents_bytes = bytes;
@@ -183,6 +189,26 @@ static int check_counting(const struct sw_data *data, const char *mask_path,
     return -EINVAL;
 }
 
+static const void *map_of(const struct sw_data *data, int file) {
+    return file == 0 ? data->tokens : file == 1 ? (const void *)data->mask : data->documents;
+}
+
+/* Without a state, as this may be between steps, which allocate nothing. */
+static uint64_t hash_file(const struct sw_data *data, int file) {
+    const uint8_t *bytes = map_of(data, file);
+    const uint64_t length = data->files[file].bytes;
+    uint64_t hash = length;
+    if (length <= SAMPLES_BYTES) return XXH64(bytes, length, hash);
+    for (uint64_t i = 0; i < SAMPLES; i++)
+        hash = XXH64(bytes + (length - SAMPLE_BYTES) / (SAMPLES - 1) * i, SAMPLE_BYTES, hash);
+    return hash;
+}
+
+static void hash_files(struct sw_data *data) {
+    for (int i = 0; i < SW_DATA_FILES; i++)
+        if (data->files[i].path) data->files[i].hash = hash_file(data, i);
+}
+
 int sw_data_open(struct sw_data *data, const char *path, const char *mask_path,
                  const char *documents_path, uint32_t vocab, uint32_t seq_len, enum sw_order order,
                  uint64_t seed) {
@@ -198,6 +224,7 @@ int sw_data_open(struct sw_data *data, const char *path, const char *mask_path,
     if (ret == 0 && mask_path) ret = open_mask(data, mask_path);
     if (ret == 0 && documents_path) ret = open_documents(data, documents_path);
     if (ret == 0 && documents_path) ret = check_counting(data, mask_path, documents_path);
+    if (ret == 0) hash_files(data);
     if (ret < 0) sw_data_close(data);
     return ret;
 }
@@ -207,6 +234,8 @@ void sw_data_close(struct sw_data *data) {
     if (data->tokens) unmap(data->tokens, data->map_bytes);
     if (data->mask) unmap(data->mask, data->token_count);
     if (data->documents) unmap(data->documents, data->documents_bytes);
+    for (int i = 0; i < SW_DATA_FILES; i++)
+        if (data->files[i].path) close(data->files[i].fd);
     memset(data, 0, sizeof(*data));
 }
 
@@ -301,17 +330,15 @@ uint64_t sw_data_counting(const struct sw_data *data, uint64_t row) {
     return count;
 }
 
-/* Small files are hashed whole; of large ones 64 pieces of 64 KiB at even distances. */
 static void hash_samples(XXH64_state_t *state, const uint8_t *bytes, uint64_t length) {
-    enum { PIECES = 64, PIECE_BYTES = 1 << 16 };
     XXH64_update(state, &length, sizeof(length));
-    if (length <= (uint64_t)PIECES * PIECE_BYTES) {
+    if (length <= SAMPLES_BYTES) {
         XXH64_update(state, bytes, length);
         return;
     }
-    const uint64_t last = length - PIECE_BYTES;
-    for (uint64_t i = 0; i < PIECES; i++)
-        XXH64_update(state, bytes + last / (PIECES - 1) * i, PIECE_BYTES);
+    const uint64_t last = length - SAMPLE_BYTES;
+    for (uint64_t i = 0; i < SAMPLES; i++)
+        XXH64_update(state, bytes + last / (SAMPLES - 1) * i, SAMPLE_BYTES);
 }
 
 uint64_t sw_data_fingerprint(const struct sw_data *data) {
@@ -331,18 +358,38 @@ uint64_t sw_data_fingerprint(const struct sw_data *data) {
 }
 
 void sw_data_hash_files(const struct sw_data *data, uint64_t hashes[SW_DATA_FILES]) {
-    const struct {
-        const void *bytes;
-        uint64_t length;
-    } files[SW_DATA_FILES] = {{data->tokens, data->map_bytes},
-                              {data->mask, data->token_count},
-                              {data->documents, data->documents_bytes}};
-    XXH64_state_t *state = XXH64_createState();
-    assert(state);
-    for (int i = 0; i < SW_DATA_FILES; i++) {
-        XXH64_reset(state, 0);
-        if (files[i].bytes) hash_samples(state, files[i].bytes, files[i].length);
-        hashes[i] = files[i].bytes ? XXH64_digest(state) : 0;
+    for (int i = 0; i < SW_DATA_FILES; i++) hashes[i] = data->files[i].hash;
+}
+
+/* A file that was written to. One that is shorter is not looked into. */
+static int look_into(struct sw_data *data, int i, const struct stat *now) {
+    static const char *const names[SW_DATA_FILES] = {"data", "mask", "documents"};
+    struct sw_data_file *file = &data->files[i];
+    if ((uint64_t)now->st_size < file->bytes) {
+        sw_error("%s became shorter while it was read", file->path);
+        return -EIO;
     }
-    XXH64_freeState(state);
+    if (hash_file(data, i) == file->hash) {
+        file->changed = now->st_mtim;
+        return 0;
+    }
+    sw_error(
+        "%s: %s was written over while it was read, so that later rows are of another file; put "
+        "back what it was, and go on from the last commit with --resume",
+        names[i], file->path);
+    return -EIO;
+}
+
+int sw_data_check_unchanged(struct sw_data *data) {
+    for (int i = 0; i < SW_DATA_FILES; i++) {
+        const struct sw_data_file *file = &data->files[i];
+        struct stat now;
+        if (!file->path || fstat(file->fd, &now) < 0) continue;
+        if (now.st_mtim.tv_sec == file->changed.tv_sec &&
+            now.st_mtim.tv_nsec == file->changed.tv_nsec && (uint64_t)now.st_size >= file->bytes)
+            continue;
+        const int ret = look_into(data, i, &now);
+        if (ret < 0) return ret;
+    }
+    return 0;
 }

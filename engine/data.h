@@ -6,15 +6,28 @@
  * attends from one into another, and the prediction of a document's first token does not count.
  * Files are mapped. Row r of an epoch has inputs tok[rT .. rT+T-1] and targets one token later; n
  * tokens give floor((n-1)/T) rows. Position p = 0, 1, ... of the run is row order(p % rows) of
- * epoch p / rows: a pure function of seed and epoch. Read-only after open; any thread may read. */
+ * epoch p / rows: a pure function of seed and epoch. Read-only after open, but for the check that
+ * the files are; any thread may read. */
 #ifndef ENGINE_DATA_H
 #define ENGINE_DATA_H
 #include <stdint.h>
+#include <time.h>
 
 enum sw_order { SW_ORDER_SHUFFLE, SW_ORDER_SEQUENTIAL };
 
+enum { SW_DATA_FILES = 3 }; /* tokens, mask, documents */
+
+/* A mapped file, as it was when it was last found to be what it had been. */
+struct sw_data_file {
+    const char *path; /* the caller's string; NULL: there is none */
+    int fd;
+    struct timespec changed; /* by the file system's clock */
+    uint64_t bytes, hash;
+};
+
 struct sw_data {
     const char *path; /* the caller's string */
+    struct sw_data_file files[SW_DATA_FILES];
     const void *tokens;
     const uint8_t *mask;       /* NULL: all count */
     const uint64_t *documents; /* where they begin, ascending; NULL: no borders */
@@ -49,8 +62,12 @@ uint64_t sw_data_counting(const struct sw_data *data, uint64_t row);
 /* A hash of the files' size and content samples: says "the same data". */
 uint64_t sw_data_fingerprint(const struct sw_data *data);
 
-/* The same of each file: tokens, mask, documents; 0 where there is none. */
-enum { SW_DATA_FILES = 3 };
+/* The same of each file as it was opened; 0 where there is none. */
 void sw_data_hash_files(const struct sw_data *data, uint64_t hashes[SW_DATA_FILES]);
+
+/* Whether the files still hold what they held when they were opened: 0, or -EIO, reported with the
+ * file. One that was written to and has the same hash is no error. Asks the file system each time;
+ * one thread. */
+int sw_data_check_unchanged(struct sw_data *data);
 
 #endif

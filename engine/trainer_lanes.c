@@ -34,8 +34,10 @@ static void fill_row(const struct sw_rank *r, const struct sw_data *data, uint64
  * those of other processes, too. Rows past the end of the validation text do not. */
 static int fill(struct sw_trainer *t, struct sw_run *run) {
     const int eval = run->turn->kind == SW_TURN_EVAL;
-    const struct sw_data *data = eval ? &t->val : &t->data;
+    struct sw_data *data = eval ? &t->val : &t->data;
     uint64_t tokens = 0;
+    const int ret = sw_data_check_unchanged(data);
+    if (ret < 0) return ret;
     for (uint64_t i = 0; i < t->step_rows; i++) {
         const uint64_t row =
             eval ? t->eval.next_row++ : sw_data_row(data, (run->step - 1) * t->step_rows + i);

@@ -1,7 +1,10 @@
 """Several documents in a row (--documents): each trains as in a row of its own, nothing of one
 reaches another, and no placement or split of the batch changes what it should not.
 """
+import os
+import signal
 import struct
+import time
 
 import support as t
 
@@ -159,6 +162,42 @@ def no_placement_changes_a_bit():
                                   "--micro-batch", 2, steps=3)
                 want = want or got
                 t.equal(got, want, f"losses and state with {common} {more}", run)
+
+
+@t.test
+def a_file_that_is_written_over_ends_the_run():
+    """With the file's name, whichever it is, and before a row of it is trained on; one that holds
+    what it held, and one that is replaced by another of its name, change nothing."""
+    with t.folder() as tmp:
+        tokens = TOKENS[:4000]
+        t.write_tokens(tmp + "/data", tokens)
+        line = [*documents(tmp + "/documents", range(0, 4000, 9)),
+                *counting(tmp + "/mask", len(tokens), (0, 4000))]
+        other = {"data": bytes(8000), "documents": struct.pack("<2Q", 5, 7),
+                 "mask": bytes(2000) + b"\1" * 2000}
+        for name in ("data", "documents", "mask", "same", "replaced"):
+            process = t.Process(["train", "--model", t.MODEL, "--data", tmp + "/data", "--out",
+                                 f"{tmp}/out-{name}", "--seq-len", 16, "--steps", 100000, *line])
+            process.wait_for(r"step \d")
+            path = f"{tmp}/{name}" if name in other else tmp + "/documents"
+            with open(path, "rb") as file:
+                kept = file.read()
+            if name == "replaced":
+                with open(path + "-new", "wb") as file:
+                    file.write(other["documents"])
+                os.replace(path + "-new", path)
+            else:
+                with open(path, "r+b") as file:
+                    file.write(other.get(name, kept)[:len(kept)])
+            if name not in other:
+                time.sleep(0.5 * t.SLOWDOWN)  # steps take a few milliseconds
+                process.signal(signal.SIGINT)
+            run = process.finish()
+            with open(path, "wb") as file:
+                file.write(kept)
+            t.equal(run.rc, 1 if name in other else 130, f"exit status, {name}", run)
+            told = f"error: {name}: {path} was written over while it was read"
+            t.equal(run.stderr.count(told), int(name in other), f"reports, {name}", run)
 
 
 @t.test

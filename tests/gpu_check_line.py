@@ -1,5 +1,5 @@
-"""How gpu-check is called: by its path, through links, and with times that are none. What its rows do
-is gpu_check.py's.
+"""How gpu-check is called: by its path, through links, and with times that are none. What its rows
+do is gpu_check.py's.
 """
 import os
 import shutil
