@@ -17,6 +17,7 @@
 #include "base/size.h"
 #include "engine/companions.h"
 #include "engine/process_name.h"
+#include "engine/result.h"
 #include "nvme/nvme.h"
 
 /* What runs leave in their folder beside the model's companions; --restart removes both and refuses
@@ -25,6 +26,7 @@ static const char *const ours[] = {"config.json",
                                    "model.safetensors",
                                    "model-[0-9]*-of-[0-9]*.safetensors",
                                    "model.safetensors.index.json",
+                                   SW_RESULT_NAME,
                                    "step-[0-9]*",
                                    "*.partial"};
 

@@ -1,6 +1,7 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
  * trainer_memory.c (pools), trainer_load.c (what they begin with, and weights in and out of their
- * tiers), trainer_store.c (the store and its commits), trainer_import.c (a begin from an export),
+ * tiers), trainer_store.c (the store and its commits), trainer_result.c (a result that is there),
+ * trainer_agree.c (one run for all processes), trainer_import.c (a begin from an export),
  * trainer_spill.c (what else is on NVMe), trainer_lanes.c and trainer_compute.c (what each task
  * does), trainer_run.c (the loop, evaluation and saving).
  *
@@ -493,6 +494,12 @@ int sw_trainer_write_record(struct sw_rank *r, uint32_t c, void *record);
 /* A record into its tier (device, host), and its masters, rounded, to where the weights are kept.
  */
 int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record);
+
+/* trainer_result.c: what a run writes beside its result, and whether --resume finds that of this
+ * run: sets t->done_before, in all processes as the first one has it; refuses another run's. After
+ * the identity is known. */
+int sw_trainer_write_result(struct sw_trainer *t);
+int sw_trainer_check_result(struct sw_trainer *t);
 
 /* trainer_import.c: nothing without --import, or where --resume has something to go on from. Opens
  * and checks; makes a chunk's record and places it; begins where the export stood, with a commit

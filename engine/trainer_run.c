@@ -264,8 +264,9 @@ static int save_final(struct sw_trainer *t) {
     if (t->options.sim.flops) return 0; /* nothing was trained */
     if (t->first_rank) return sw_trainer_serve(t);
     t->saved_bytes = 0;
-    const int ret = sw_trainer_end_serving(
+    int ret = sw_trainer_end_serving(
         t, sw_model_save(&t->model, t->options.out, t->options.dtype, fetch_and_tell, t));
+    if (ret == 0) ret = sw_trainer_write_result(t);
     if (ret == 0 && t->hooks.on_saved)
         t->hooks.on_saved(t->hooks.ctx, t->options.steps, t->options.out);
     return ret;

@@ -17,7 +17,6 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 #include "engine/drives.h"
-#include "engine/output.h"
 
 enum { IDLE_DEPTH = 4, IDLE_BLOCK_BYTES = 1 << 20 };
 
@@ -375,13 +374,8 @@ static int find_commit(struct sw_trainer *t) {
         return -EEXIST;
     }
     const int ret = o->resume ? meet_commits(t, name, &found) : 0;
-    if (ret < 0) return ret;
-    t->resuming = found == 1;
-    if (!o->resume) return 0;
-    int done[SW_RANKS_MAX], mine = !found && sw_output_has_model(o->out);
-    const int shared = sw_trainer_share(t, CHANNEL_MAIN, done, &mine, sizeof(mine));
-    t->done_before = shared == 0 && done[0];
-    return shared;
+    t->resuming = ret == 0 && found == 1;
+    return ret;
 }
 
 int sw_trainer_find_commit(struct sw_trainer *t) {
@@ -391,7 +385,7 @@ int sw_trainer_find_commit(struct sw_trainer *t) {
 
 int sw_trainer_check_resume(struct sw_trainer *t) {
     sw_identity_write(&t->run, t->identity, sizeof(t->identity));
-    if (!t->resuming) return 0;
+    if (!t->resuming) return sw_trainer_check_result(t);
     const int ret = check_identity(t, &t->resumed);
     if (ret < 0) return ret;
     if (t->resumed.chunk_count != sw_trainer_store_chunks(t)) {
@@ -405,8 +399,7 @@ int sw_trainer_check_resume(struct sw_trainer *t) {
                  (unsigned long long)t->options.steps);
         return -EINVAL;
     }
-    t->done_before = t->resumed.step == t->options.steps && sw_output_has_model(t->options.out);
-    return 0;
+    return sw_trainer_check_result(t);
 }
 
 int sw_trainer_place_record(struct sw_rank *r, uint32_t c, void *record) {

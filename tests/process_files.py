@@ -95,6 +95,21 @@ def a_resume_without_all_parts_loses_none():
 
 
 @t.test
+def a_result_of_other_processes_is_not_taken_for_this_runs():
+    with t.folder() as tmp:
+        line = ["--optimizer", "nvme"]
+        job(2, f"{tmp}/out", *line)
+        run = job(3, f"{tmp}/out", *line, "--resume", rc=None)
+        t.check(run.rc != 0, "a result of other ranks is nothing to do", run)
+        t.contains(run.stderr, "is of another run: its numerics is 'ranks=2 ", "why", run)
+        # With as many ranks in all it has the same bits, however they are shared out.
+        for processes, ranks in ((2, 1), (1, 2)):
+            same = [*line, "--ranks", ranks, "--resume"]
+            run = job(2, f"{tmp}/out", *same) if processes == 2 else alone(f"{tmp}/out", *same)
+            t.contains(run.stdout, "nothing to do", f"{processes} processes", run)
+
+
+@t.test
 def a_survivor_tells_what_is_on_its_disk():
     """The first process is stopped before it writes the record of commit 3, which the other has
     written and then waits for; a resume goes on from commit 2, which both have."""

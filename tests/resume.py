@@ -364,6 +364,36 @@ def a_kept_store_goes_on_to_more_steps():
 
 
 @t.test
+def a_result_of_another_run_is_not_taken_for_this_ones():
+    """Without a store there is nothing to go on from, and another run's model is not this one's,
+    nor that of other steps. Where a store was kept, the model of fewer steps is no result yet."""
+    constant = NVME + ["--schedule", "constant", "--warmup", 0]
+    with t.folder() as tmp:
+        want = undisturbed(tmp, constant)
+        out = f"{tmp}/whole"
+        before = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        for more, steps, told in (
+                (["--ranks", 2], STEPS, "model in .* is of another run: its numerics is 'ranks=1"),
+                (["--seed", 3], STEPS, "its rows is 'order shuffle, seed 0' and this run's is"),
+                ([], STEPS + 1, f"is that of step {STEPS}, --steps is {STEPS + 1}, and no store")):
+            refused = run(out, *constant, *more, "--resume", steps=steps, rc=1)
+            t.check(re.search(told, refused.stderr), f"refusal of {more} {steps}", refused)
+        after = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        t.check(after == before, "a refused resume changed the result")
+        t.contains(run(out, *constant, "--resume").stdout, "nothing to do", "the same run")
+        os.unlink(f"{out}/training.json")
+        told = run(out, *constant, "--resume")
+        t.contains(told.stderr, "nothing in " + out + " tells which run its model is of", "alone")
+        t.contains(told.stdout, "nothing to do", "a model alone")
+        more = f"{tmp}/more"
+        run(more, *constant, "--keep-store", steps=5)
+        run(more, *constant, "--resume", rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": f"fdatasync:.commit:{STEPS - 5}:after"})
+        t.check(result(more) != want[1], "killed too late")
+        t.equal(resumed_from(finish_and_compare(more, constant, want)), STEPS, "step")
+
+
+@t.test
 def another_tier_goes_on_with_the_same_bits():
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
