@@ -441,7 +441,8 @@ int sw_output_drop_partial(const char *out, void (*tell)(void *ctx, const struct
     if (ret < 0 || !realpath(out, whole)) return ret;
     parent_of(whole, parent, sizeof(parent));
     if (access(parent, W_OK) < 0) return 0;
-    snprintf(prefix, sizeof(prefix), "%s.", strrchr(whole, '/') + 1);
+    const char *base = strrchr(whole, '/') + 1;
+    if (snprintf(prefix, sizeof(prefix), "%s.", base) >= (int)sizeof(prefix)) return 0;
     return drop_partial(parent, prefix, 1, tell, ctx);
 }
 

@@ -56,7 +56,10 @@ static void put_given(struct text *text, const char *name, int given) {
 }
 
 static void put_hash(struct text *text, const char *name, uint64_t hash) {
-    put(text, name, hash ? "%016" PRIx64 : "none", hash);
+    if (hash)
+        put(text, name, "%016" PRIx64, hash);
+    else
+        put(text, name, "none");
 }
 
 /* ---- telling ---- */
@@ -91,7 +94,7 @@ static int tell(struct sw_trainer *t, const struct sw_difference *d) {
     struct who all[SW_RANKS_MAX], mine = {{0}, {0}};
     const struct sw_comm_handle *c = &t->channels[CHANNEL_MAIN];
     const char *line = d->lines[*d->lines[0] ? 0 : 1];
-    char name[64], text[2][768];
+    char name[64], text[2][1024];
     snprintf(name, sizeof(name), "%.*s", (int)strcspn(line, "="), line);
     gethostname(mine.host, sizeof(mine.host) - 1);
     snprintf(mine.path, sizeof(mine.path), "%s", path_of(t, name));

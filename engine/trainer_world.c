@@ -72,7 +72,7 @@ int sw_trainer_stop(struct sw_trainer *t) {
 
 int sw_trainer_stops_before(const struct sw_trainer *t, uint64_t from, uint64_t step) {
     if (!t->world) return sw_stop_asked(t);
-    return step > from && t->records[(step - 1) % STEP_RECORDS].stop;
+    return step > from ? t->records[(step - 1) % STEP_RECORDS].stop : 0;
 }
 
 /* Whether the commits of all processes are of one run, each that of its own process. */

@@ -163,7 +163,7 @@ def a_trace_that_cannot_be_written_is_named_as_given_and_as_it_is():
         t.check(run.rc != 0, "a folder in the trace's place is accepted", run)
         t.contains(run.stderr, f"--trace {tmp}/trace.json: process 1 writes {tmp}/trace-p1.json: "
                    f"{tmp}/trace-p1.json is a folder, not a file", "a folder", run)
-        program = of_its_own(tmp, "away", f"--trace {tmp}/$([ $R = 1 ] && echo away/)trace.json")
+        program = of_its_own(tmp, "script", f"--trace {tmp}/$([ $R = 1 ] && echo away/)trace.json")
         run = job(2, f"{tmp}/more", program=program, rc=None)
         t.contains(run.stderr, f"--trace {tmp}/away/trace.json: process 1 writes "
                    f"{tmp}/away/trace-p1.json: No such file", "a folder that is not there", run)
@@ -388,7 +388,7 @@ def what_was_asked_for_must_agree():
             file.write(b"\1" * (os.path.getsize(t.SHAKESPEARE + "/train.bin") // 2))
         hash_of = "[0-9a-f]{16}"
         for more, first, second in (
-                ("--clip 2", "1", "2"), ("--lr 2e-3", "0.001", "0.002"), ("--seed 3", "0", "3"),
+                ("--clip 2", "1", "2"), ("--weight-decay 0.2", "0.1", "0.2"), ("--seed 3", "0", "3"),
                 (f"--documents {tmp}/documents", "none", rf"\S+/documents \({hash_of}\)"),
                 (f"--mask {tmp}/mask", "none", rf"\S+/mask \({hash_of}\)"),
                 (f"--data {t.SHAKESPEARE}/val.bin", rf"\S+/train.bin \({hash_of}\)",

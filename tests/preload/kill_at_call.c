@@ -2,7 +2,8 @@
  *
  *   KILL_AT=CALL:SUFFIX:N:WHEN   CALL is pwrite, fdatasync or unlink; SUFFIX ends the file's name;
  * N counts such calls from 1; WHEN is before, after, late (two seconds after the call came, before
- * it is made), torn (a pwrite of which only the first half is done), or stop (SIGSTOP before it)
+ * it is made), torn (a pwrite of which only the first half is done), or stop (SIGSTOP before it,
+ * and the end when it is continued)
  *
  * The store's records go through io_uring, its commit record through these calls; so every stage of
  * a commit has a call before or after which a run can be stopped. */
@@ -24,7 +25,8 @@ static void die(void) {
     for (;;) pause();
 }
 
-/* What to do at this call: 'b', 'a', 't', or 0; late has slept and is 'b', stop was stopped. */
+/* What to do at this call: 'b', 'a', 't', or 0; late has slept and is 'b', stop was stopped and is
+ * 'b', too. */
 static int plan(const char *call, const char *path) {
     const char *at = getenv("KILL_AT");
     char wanted[32], suffix[64], when[16];
@@ -32,7 +34,7 @@ static int plan(const char *call, const char *path) {
     if (!at || sscanf(at, "%31[^:]:%63[^:]:%d:%15s", wanted, suffix, &number, when) != 4) return 0;
     if (strcmp(call, wanted) != 0 || !ends_with(path, suffix)) return 0;
     if (atomic_fetch_add(&calls, 1) + 1 != number) return 0;
-    if (when[0] == 's') return raise(SIGSTOP), 0;
+    if (when[0] == 's') return raise(SIGSTOP), 'b';
     if (when[0] != 'l') return when[0];
     sleep(2);
     return 'b';
