@@ -291,6 +291,49 @@ def a_store_with_commits_is_never_overwritten_unasked():
         t.equal(resumed_from(fresh), 0, "a restarted run's begin")
 
 
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def set_version(path, version):
+    """Both records of a journal as another version of the program would have written them."""
+    with open(path, "r+b") as file:
+        whole = bytearray(file.read())
+        for at in (0, len(whole) // 2):
+            chunks = struct.unpack_from("<I", whole, at + 64)[0]
+            struct.pack_into("<2I", whole, at + 8, version, 0)
+            crc = crc32c(whole[at:at + 4096 + 8 * chunks])
+            struct.pack_into("<I", whole, at + 12, crc)
+        file.seek(0)
+        file.write(whole)
+
+
+@t.test
+def a_store_of_another_version_is_refused_by_its_number():
+    with t.folder() as tmp:
+        out = f"{tmp}/out"
+        run(out, *NVME, rc=-signal.SIGKILL,
+            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+        set_version(f"{out}/optimizer.commit", 2)
+        t.contains(t.spillway("inspect", out, rc=0).stdout, "step 3 of", "the same version")
+        set_version(f"{out}/optimizer.commit", 1)
+        before = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        told = "is of version 1 of the format, and this program reads version 2"
+        for refused in (run(out, *NVME, "--resume", rc=1), run(out, *NVME, rc=1),
+                        t.spillway("inspect", out, rc=1),
+                        t.spillway("export", "--model", t.MODEL, "--from", out, "--to",
+                                   f"{tmp}/to", rc=1)):
+            t.contains(refused.stderr, told, "the refusal", refused)
+        after = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
+        t.check(after == before, "a refusal changed the store")
+        t.equal(resumed_from(run(out, *NVME, "--restart")), 0, "a restarted run's begin")
+
+
 @t.test
 def a_foreign_store_is_refused_by_name():
     with t.folder() as tmp:
