@@ -388,7 +388,8 @@ def what_was_asked_for_must_agree():
             file.write(b"\1" * (os.path.getsize(t.SHAKESPEARE + "/train.bin") // 2))
         hash_of = "[0-9a-f]{16}"
         for more, first, second in (
-                ("--clip 2", "1", "2"), ("--weight-decay 0.2", "0.1", "0.2"), ("--seed 3", "0", "3"),
+                ("--clip 2", "1", "2"), ("--weight-decay 0.2", "0.1", "0.2"),
+                ("--seed 3", "0", "3"),
                 (f"--documents {tmp}/documents", "none", rf"\S+/documents \({hash_of}\)"),
                 (f"--mask {tmp}/mask", "none", rf"\S+/mask \({hash_of}\)"),
                 (f"--data {t.SHAKESPEARE}/val.bin", rf"\S+/train.bin \({hash_of}\)",
