@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -392,8 +393,6 @@ def what_was_asked_for_must_agree():
                 ("--seed 3", "0", "3"),
                 (f"--documents {tmp}/documents", "none", rf"\S+/documents \({hash_of}\)"),
                 (f"--mask {tmp}/mask", "none", rf"\S+/mask \({hash_of}\)"),
-                (f"--data {t.SHAKESPEARE}/val.bin", rf"\S+/train.bin \({hash_of}\)",
-                 rf"\S+/val.bin \({hash_of}\)"),
                 ("--micro-batch 2", "1", "2"), ("--order sequential", "shuffle", "sequential"),
                 ("--schedule constant", "cosine", "constant"), ("--ranks 2", "1", "2"),
                 ("--resume", "not given", "given"), ("--restart", "not given", "given"),
@@ -405,6 +404,27 @@ def what_was_asked_for_must_agree():
                               rf"{more.split()[0]} differs: process 0 on {host}: {first}; "
                               rf"process 1 on {host}: {second}\r?$", run.stderr, re.M)
             t.equal(len(told), 1, f"reports of the difference {more}", run)
+
+
+@t.test
+def other_data_in_one_process_is_told_with_both_paths():
+    """Files of other names that hold the same are no difference."""
+    with t.folder() as tmp:
+        script, data = f"{tmp}/script", t.SHAKESPEARE + "/train.bin"
+        for name in ("same", "other"):
+            shutil.copy2(t.SHAKESPEARE + ("/val.bin" if name == "other" else "/train.bin"),
+                         f"{tmp}/{name}")
+            with open(script, "w", encoding="utf-8") as file:
+                file.write('#!/bin/sh\nfor a; do shift\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && '
+                           f'[ "$a" = {data} ] && a={tmp}/{name}\nset -- "$@" "$a"; done\n'
+                           f'exec {t.SPILLWAY} "$@"\n')
+            os.chmod(script, 0o755)
+            run = job(2, f"{tmp}/out-{name}", program=os.path.join(t.ROOT, script), data=data,
+                      rc=None)
+            t.equal(run.rc == 0, name == "same", f"whether {name} is accepted", run)
+            told = re.findall(rf"--data differs: process 0 on \S+: {data} \([0-9a-f]{{16}}\); "
+                              rf"process 1 on \S+: {tmp}/other \(", run.stderr)
+            t.equal(len(told), int(name == "other"), f"reports, {name}", run)
 
 
 @t.test
