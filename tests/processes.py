@@ -434,6 +434,9 @@ def more_ranks_than_can_work_together_are_told_with_the_product():
         t.check(run.rc != 0, "too many ranks are accepted", run)
         told = "--ranks 33: 2 processes x 33 ranks = 66, and at most 64 work together"
         t.equal(run.stderr.count(told), 1, "reports", run)
+        told = t.spillway("train", "--help", rc=0).stdout
+        for part in ("mpirun or srun --mpi=pmix several processes", "64 in all processes"):
+            t.contains(told, part, "the help")
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ def without_computation_nothing_is_trained_and_no_model_is_left():
         stopped = process.finish()
         t.equal(stopped.rc, 130, "exit status", stopped)
         t.contains(stopped.stdout, "nothing was trained", "the end", stopped)
+        t.contains(stopped.stderr, "finishing the step; nothing is saved (--sim-flops)",
+                   "what is said at once", stopped)
         t.check(not os.path.exists(out) or not os.listdir(out), "something is left", stopped)
 
 
