@@ -396,7 +396,7 @@ def what_was_asked_for_must_agree():
                 ("--micro-batch 2", "1", "2"), ("--order sequential", "shuffle", "sequential"),
                 ("--schedule constant", "cosine", "constant"), ("--ranks 2", "1", "2"),
                 ("--resume", "not given", "given"), ("--restart", "not given", "given"),
-                (f"--import {tmp}", "not given", "given")):
+                (f"--import {tmp}", "not given", rf"{tmp} \(given\)")):
             run = job(2, tmp + "/out", program=script, env={"MORE": more}, rc=None)
             t.check(run.rc != 0, f"{more} in one process is accepted", run)
             host = re.escape(socket.gethostname())
