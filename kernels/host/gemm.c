@@ -146,9 +146,10 @@ static void clear(const struct sw_gemm *g) {
 
 /* The library generates its kernels at the first product that needs one, and makes each thread's
  * state at its first work. Whether it copies the operands, and with how many threads, depends on
- * the sizes: hence small products and one that fills the panels, over what lies in them. */
+ * the sizes, and up to sixteen rows have kernels of their own where there is AVX-512: hence small
+ * products and one that fills the panels, over what lies in them. */
 int sw_host_gemm_prepare(struct sw_stream *s) {
-    static const uint64_t sizes[][3] = {{1, 64, 64},  {64, 1, 64},    {64, 64, 1},
+    static const uint64_t sizes[][3] = {{1, 64, 64},  {64, 1, 64},    {64, 64, 1},    {4, 64, 64},
                                         {64, 64, 64}, {640, 64, 384}, {1024, 128, 64}};
     struct sw_device *d = s->device;
     int ret = 0;
