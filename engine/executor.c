@@ -32,6 +32,7 @@ struct lane {
     pthread_t thread;
     int started;
     struct sw_stream *stream; /* device lanes */
+    int owns_stream;
     struct sw_event **events; /* by task, modulo event_count: where it ends */
     struct sw_event **begins; /* where it begins, for devices that keep times; else NULL */
     uint64_t event_count;
@@ -70,7 +71,7 @@ static int error_of(struct sw_executor *ex) {
 
 /* Device lanes come first, rank by rank; all adam lanes but the first are at the end. */
 static struct lane *lane_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
-    const uint32_t device_lanes = SW_LANE_COMM + 1;
+    const uint32_t device_lanes = SW_DEVICE_LANES;
     if (sw_lane_on_device((enum sw_lane)id)) return &ex->lanes[rank * device_lanes + id];
     struct lane *others = &ex->lanes[ex->rank_count * device_lanes];
     if (id == SW_LANE_ADAM && ex->adam_lane[rank])
@@ -525,7 +526,9 @@ static int wait_entered(struct sw_executor *ex) {
 static int open_stream(struct lane *lane, struct sw_device *device, uint64_t events) {
     const struct sw_device_ops *ops = lane->ex->device_ops;
     const int timed = lane->ex->keeps_times;
-    int ret = ops->stream_create(device, &lane->stream);
+    int ret = 0;
+    lane->owns_stream = !lane->stream;
+    if (lane->owns_stream) ret = ops->stream_create(device, &lane->stream);
     lane->events = calloc(events + 1, sizeof(*lane->events));
     if (timed) lane->begins = calloc(events + 1, sizeof(*lane->begins));
     if (!lane->events || (timed && !lane->begins)) ret = -ENOMEM;
@@ -544,7 +547,7 @@ static void close_stream(struct lane *lane) {
     for (uint64_t i = 0; lane->begins && lane->begins[i]; i++) ops->event_destroy(lane->begins[i]);
     free(lane->events);
     free(lane->begins);
-    if (lane->stream) ops->stream_destroy(lane->stream);
+    if (lane->stream && lane->owns_stream) ops->stream_destroy(lane->stream);
 }
 
 /* tasks: of this lane in a turn, at most. */
@@ -590,7 +593,7 @@ static int open_tables(struct sw_executor *ex) {
     uint32_t adam_lanes = 1;
     for (uint32_t r = 0; r < ex->rank_count; r++)
         if (ex->adam_lane[r] == adam_lanes) adam_lanes++;
-    ex->lane_count = SW_LANE_COUNT + adam_lanes - 1 + (ex->rank_count - 1) * (SW_LANE_COMM + 1);
+    ex->lane_count = SW_LANE_COUNT + adam_lanes - 1 + (ex->rank_count - 1) * SW_DEVICE_LANES;
     ex->lanes = calloc(ex->lane_count, sizeof(*ex->lanes));
     ex->counters = calloc((uint64_t)SW_LANE_COUNT * ex->rank_count, sizeof(*ex->counters));
     if (!ex->lanes || !ex->counters) return -ENOMEM;
@@ -604,6 +607,12 @@ static int open_tables(struct sw_executor *ex) {
             *lane = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
         }
     return 0;
+}
+
+static void take_streams(struct sw_executor *ex, struct sw_stream *const *streams) {
+    for (uint32_t r = 0; r < ex->rank_count; r++)
+        for (uint32_t l = 0; l < SW_DEVICE_LANES; l++)
+            lane_of(ex, l, r)->stream = streams[r * SW_DEVICE_LANES + l];
 }
 
 int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *ranks,
@@ -629,6 +638,7 @@ int sw_executor_open(struct sw_executor **out, const struct sw_executor_ranks *r
     init_condition(&ex->pushed);
     init_condition(&ex->progress);
     int ret = open_tables(ex);
+    if (ret == 0 && ranks->streams) take_streams(ex, ranks->streams);
     if (ret == 0) ret = open_runs(ex, tasks_max);
     for (uint32_t i = 0; i < ex->lane_count && ret == 0; i++)
         ret = open_lane(&ex->lanes[i], lane_max[ex->lanes[i].id]);

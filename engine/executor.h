@@ -82,6 +82,9 @@ struct sw_executor_ranks {
     /* By rank, the adam lane that updates it: they count from 0 without gaps, in the order of ranks
      * that are their first. NULL: there is one for all. */
     const uint8_t *adam_lane;
+    /* [rank][SW_DEVICE_LANES]: the device lanes' streams, which stay the caller's and outlive the
+     * executor. NULL: it makes its own. */
+    struct sw_stream *const *streams;
 };
 
 /* turns: those that will be pushed; they outlive the executor, and what else is passed need not.

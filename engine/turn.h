@@ -32,6 +32,7 @@ enum sw_lane {
     SW_LANE_COUNT
 };
 
+enum { SW_DEVICE_LANES = SW_LANE_COMM + 1 };
 static inline int sw_lane_on_device(enum sw_lane lane) {
     return lane <= SW_LANE_COMM;
 }

@@ -137,7 +137,7 @@ static void open_setup(struct setup *s, enum sw_tier tier, int fail_turn) {
     }
     const struct sw_turn *const turns[] = {&s->turns.first, &s->turns.second, &s->turns.steady,
                                            &s->turns.drain};
-    const struct sw_executor_ranks ranks = {RANKS, handles, NULL};
+    const struct sw_executor_ranks ranks = {.count = RANKS, .devices = handles};
     assert_int_equal(sw_executor_open(&s->executor, &ranks, &ops, w, turns, 4), 0);
 }
 

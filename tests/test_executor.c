@@ -153,8 +153,10 @@ static void open_setup(struct setup *s, enum sw_overlap overlap, enum sw_tier ti
     const struct sw_turn *const turns[] = {&s->turns.first, &s->turns.second, &s->turns.steady,
                                            &s->turns.drain};
     for (uint32_t r = 0; r < ranks; r++) s->adam_lane[r] = r % 2;
-    const struct sw_executor_ranks with = {ranks, s->devices,
-                                           overlap == SW_OVERLAP_FORWARD ? NULL : s->adam_lane};
+    const struct sw_executor_ranks with = {.count = ranks,
+                                           .devices = s->devices,
+                                           .adam_lane =
+                                               overlap == SW_OVERLAP_FORWARD ? NULL : s->adam_lane};
     s->has_adam_lanes = with.adam_lane != NULL;
     assert_int_equal(sw_executor_open(&s->executor, &with, &ops, s->watch, turns, 4), 0);
 }
