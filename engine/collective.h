@@ -59,13 +59,14 @@ int sw_comm_open_self(struct sw_comm_handle *out);
 int sw_comm_open_host(struct sw_comm_handle *out, uint32_t size, double timeout_s);
 
 /* `size` ranks that are devices of this process, each used by its own thread: -ENOTSUP, unreported,
- * where the devices form no groups. Gradients are carried as FP32 alone; a sum's order is the
- * library's. A call that fails on the devices after it was queued is found by a thread that looks
+ * where the devices form no groups. carried: the only type in which reduce_scatter will be asked to
+ * carry values. FP32 sums have the library's order; of values carried as BF16 they are formed as
+ * above. A call that fails on the devices after it was queued is found by a thread that looks
  * for it: it reports, calls failed(), which shall stop whoever uses results, and ends what is
  * queued. */
 int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
-                         uint32_t size, double timeout_s, void (*failed)(void *ctx, int error),
-                         void *ctx);
+                         uint32_t size, enum sw_dtype carried, double timeout_s,
+                         void (*failed)(void *ctx, int error), void *ctx);
 
 /* What a call moves over this rank's links, in bytes: the textbook's (size - 1) / size of the
  * whole.

@@ -28,6 +28,7 @@ struct sw_comm {
 
 struct group {
     const struct sw_device_group_ops *ops;
+    enum sw_dtype carried;
     atomic_uint open_count;
     uint32_t size;
     void (*failed)(void *ctx, int error);
@@ -70,7 +71,7 @@ static int all_gather(struct sw_comm *c, struct sw_stream *s, void *out, const v
 
 static int reduce_scatter(struct sw_comm *c, struct sw_stream *s, float *out, const float *in,
                           enum sw_dtype carried, uint64_t count) {
-    assert(carried == SW_FP32);
+    assert(carried == c->group->carried);
     (void)carried;
     const int ret = meet(c, SCATTER, count);
     return ret < 0 ? ret : c->group->ops->reduce_scatter(c->devices, s, out, in, count);
@@ -133,8 +134,8 @@ static const struct sw_comm_ops ops = {
 };
 
 int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
-                         uint32_t size, double timeout_s, void (*failed)(void *ctx, int error),
-                         void *ctx) {
+                         uint32_t size, enum sw_dtype carried, double timeout_s,
+                         void (*failed)(void *ctx, int error), void *ctx) {
     assert(out && devices && failed && size >= 1 && size <= SW_RANKS_MAX &&
            size <= SW_DEVICE_GROUP_MAX);
     const struct sw_device_group_ops *group_ops = devices[0].ops->group;
@@ -150,13 +151,14 @@ int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_hand
         return ret;
     }
     for (uint32_t r = 0; r < size; r++) list[r] = devices[r].device;
-    ret = group_ops->open(list, size, groups);
+    ret = group_ops->open(list, size, carried, groups);
     if (ret < 0) {
         for (uint32_t r = 0; r < size; r++) host[r].ops->close(host[r].comm);
         free(g);
         return ret;
     }
-    *g = (struct group){.ops = group_ops, .size = size, .failed = failed, .ctx = ctx};
+    *g = (struct group){
+        .ops = group_ops, .carried = carried, .size = size, .failed = failed, .ctx = ctx};
     atomic_store(&g->open_count, size);
     for (uint32_t r = 0; r < size; r++) {
         g->ranks[r] = (struct sw_comm){.group = g, .host = host[r], .devices = groups[r]};

@@ -162,7 +162,7 @@ static int open_gpus(struct sw_trainer *t, struct sw_comm_handle *handles, doubl
     struct sw_device_handle devices[SW_RANKS_MAX];
     for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
     const int ret =
-        sw_comm_open_devices(handles, devices, t->rank_count, timeout_s, gpus_failed, t);
+        sw_comm_open_devices(handles, devices, t->rank_count, SW_FP32, timeout_s, gpus_failed, t);
     if (ret == -ENOTSUP)
         sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
                  "together; install it and build again",
@@ -191,7 +191,7 @@ static void describe_operators(const struct sw_trainer *t, char *out, size_t siz
     const struct sw_device_handle *d = &t->ranks[0].device;
     const int length = snprintf(out, size, "%s", d->ops->numerics(d->device));
     if (d->ops->group && t->rank_count > 1 && length > 0 && (size_t)length < size)
-        d->ops->group->numerics(out + length, size - (size_t)length);
+        d->ops->group->numerics(SW_FP32, out + length, size - (size_t)length);
 }
 
 /* What the run is; its model is read in 16 places of each unit. */
@@ -336,7 +336,7 @@ static int open_executor(struct sw_trainer *t) {
     const uint32_t count = sizeof(turns) / sizeof(turns[0]);
     struct sw_device_handle devices[SW_RANKS_MAX];
     for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
-    const struct sw_executor_ranks ranks = {t->rank_count, devices, t->nodes.of};
+    const struct sw_executor_ranks ranks = {t->rank_count, devices, t->nodes.of, NULL};
     if (!sw_sim_any(&t->options.sim))
         return sw_executor_open(&t->executor, &ranks, &sw_trainer_lanes, t, turns, count);
     t->throttle = (struct sw_throttle){.rates = t->options.sim,

@@ -88,19 +88,33 @@ enum { SW_DEVICE_GROUP_MAX = 64 };
  * by all with the same sizes in the same order, and is queued on a stream of that device. */
 struct sw_device_group; /* one device's part */
 struct sw_device_group_ops {
-    int (*open)(struct sw_device *const *devices, uint32_t size, struct sw_device_group **out);
+    /* Lets each of the devices read and write the others' memory without a detour, where the
+     * machine can; before anything else is made of them. direct [size][size]: from row to column;
+     * the diagonal is 0. */
+    int (*connect)(struct sw_device *const *devices, uint32_t size, uint8_t *direct);
+    /* Bytes from memory of one device to that of another, on a stream of the former. */
+    int (*copy)(struct sw_stream *s, struct sw_device *to, void *dst, const void *src,
+                uint64_t bytes);
+    /* No direct way is to be trusted: copies and the groups opened from now on go through the
+     * host's memory. Before the first group. */
+    int (*detour)(struct sw_device *const *devices, uint32_t size, const uint8_t *direct);
+    /* carried: the type in which reduce_scatter will move what it sums. */
+    int (*open)(struct sw_device *const *devices, uint32_t size, enum sw_dtype carried,
+                struct sw_device_group **out);
     void (*close)(struct sw_device_group *g); /* each its own; NULL is fine */
     /* out [size][bytes]; `in` may be this device's own place in `out`. */
     int (*all_gather)(struct sw_device_group *g, struct sw_stream *s, void *out, const void *in,
                       uint64_t bytes);
     /* in FP32 [size][count]; out FP32 [count] = the sum over devices of their in[this one], and may
-     * be its own place in `in`. */
+     * be its own place in `in`. Carried as BF16, each value is rounded to nearest even on its way,
+     * and the sum is formed in FP32 in the devices' order, beginning with -0. */
     int (*reduce_scatter)(struct sw_device_group *g, struct sw_stream *s, float *out,
                           const float *in, uint64_t count);
     /* Whether what is queued has failed: 0, or -errno, reported; any thread. */
     int (*poll)(struct sw_device_group *g);
     void (*abort)(struct sw_device_group *g); /* ends what is queued, in bounded time; any thread */
-    int (*numerics)(char *out, size_t size);  /* what sums depend on; as snprintf() */
+    /* What sums depend on, of values carried so; as snprintf(). */
+    int (*numerics)(enum sw_dtype carried, char *out, size_t size);
 };
 
 enum { SW_BUS_ADDRESS_BYTES = 24, SW_CLOCK_NS = 250000000 };
@@ -135,6 +149,8 @@ struct sw_device_ops {
     int (*event_record)(struct sw_event *e, struct sw_stream *s);
     int (*stream_wait)(struct sw_stream *s, struct sw_event *e); /* e was recorded before */
     int (*event_wait)(struct sw_event *e); /* blocks the caller, no spinning */
+    /* Whether what event_wait would wait for is over: 1, 0, or -errno. */
+    int (*event_done)(struct sw_event *e);
 
     /* When work ran on streams, by sw_now_ns(). Back ends that run everything inside the call have
      * none of these four (NULL): there the caller's own clock tells.
@@ -151,6 +167,23 @@ struct sw_device_ops {
     /* How far off event_ns may have been at most, but for what the clocks drift apart in between.
      */
     uint64_t (*clock_error_ns)(struct sw_device *d);
+
+    /* The start of a run, in which each step is done on all devices before the next (docs/cuda.md).
+     * Back ends that have nothing to make before a step have none of these (NULL).
+     *
+     * Loads the kernels and opens the library of matrix products: by open itself, unless its
+     * options leave it to the caller. Once. */
+    int (*load)(struct sw_device *d);
+    /* What is not free of the device's memory, by whoever it was taken. */
+    uint64_t (*taken_bytes)(struct sw_device *d);
+    /* From 1 on, until 0 again, nothing is asked of the device but what operators, copies, events
+     * and groups queue and wait for: no call that makes, frees, pins or measures. Tests on the
+     * stand-in hold callers and the back end itself to that. Profilers may take it for the range
+     * that they record. */
+    void (*settle)(struct sw_device *d, int settled);
+    /* What is queued on it will never end: from now on nothing waits for it, and nothing that it
+     * may still use is given back. */
+    void (*give_up)(struct sw_device *d);
 
     int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
@@ -269,7 +302,8 @@ int sw_device_host_open(struct sw_device_handle *out, const struct sw_host_devic
  * SPILLWAY_CUDA_PLUGIN names. -ENOENT: no plugin; -ENOEXEC: one of another version; -ENODEV: no
  * driver or no such device. */
 struct sw_cuda_device_options {
-    int index; /* CUDA's */
+    int index;       /* CUDA's */
+    int loads_later; /* load() is the caller's; until then there are memory, streams and copies */
 };
 int sw_device_cuda_open(struct sw_device_handle *out, const struct sw_cuda_device_options *options);
 int sw_device_cuda_count(void); /* devices, or -errno as above */

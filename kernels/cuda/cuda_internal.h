@@ -46,6 +46,7 @@ struct sw_cuda_clock {
 
 struct sw_device {
     int index;
+    int given_up; /* work on it will never end */
     cublasLtHandle_t blas;
     pthread_mutex_t lock; /* guards the products and the allocations */
     struct sw_cuda_product products[SW_CUDA_SHAPES_MAX];

@@ -1,7 +1,9 @@
 /* kernels/cuda/device_cuda.c - a CUDA device: memory, streams, events and copies; and the plugin's
  * one symbol.
  *
- * Streams do not wait for the null stream, and nothing runs there but the zeroing of new memory.
+ * A device is opened in two parts, its context and what is loaded into it, so that a run of several
+ * can do each for all. Streams do not wait for the null stream, and nothing runs there but the
+ * zeroing of new memory.
  * Events do not spin: who waits for one sleeps; those that keep their time are clock_cuda.c's to
  * read. libcuda is never linked, so the plugin can be opened where there is no driver, and says so.
  */
@@ -12,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <cuda_profiler_api.h>
 #include "base/log.h"
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/launchers.h"
@@ -95,7 +98,7 @@ fail_free:
 
 static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     (void)bytes;
-    if (!p) return;
+    if (!p || d->given_up) return;
     sw_cuda_enter(d); /* what ends goes on, whatever was reported */
     pthread_mutex_lock(&d->lock);
     struct sw_cuda_allocation **at = &d->allocations;
@@ -108,12 +111,20 @@ static void cuda_free(struct sw_device *d, void *p, uint64_t bytes) {
     free(a);
 }
 
+static int memory_of(struct sw_device *d, size_t *available, size_t *total) {
+    const int ret = sw_cuda_enter(d);
+    if (ret < 0) return ret;
+    return sw_cuda_check(d, cudaMemGetInfo(available, total), "how much memory it has");
+}
+
 static uint64_t cuda_free_bytes(struct sw_device *d) {
-    size_t available = 0, total;
-    if (sw_cuda_enter(d) < 0 ||
-        sw_cuda_check(d, cudaMemGetInfo(&available, &total), "how much memory it has") < 0)
-        return 0;
-    return available;
+    size_t available, total;
+    return memory_of(d, &available, &total) < 0 ? 0 : available;
+}
+
+static uint64_t cuda_taken_bytes(struct sw_device *d) {
+    size_t available, total;
+    return memory_of(d, &available, &total) < 0 ? 0 : total - available;
 }
 
 static void cuda_bus_address(struct sw_device *d, char out[SW_BUS_ADDRESS_BYTES]) {
@@ -138,7 +149,7 @@ static int cuda_pin(struct sw_device *d, void *p, uint64_t bytes) {
 }
 
 static void cuda_unpin(struct sw_device *d, void *p) {
-    if (!p) return;
+    if (!p || d->given_up) return;
     sw_cuda_enter(d);
     sw_cuda_check(d, cudaHostUnregister(p), "host memory cannot be unpinned");
 }
@@ -173,7 +184,7 @@ static int cuda_timed_event_create(struct sw_device *d, struct sw_event **out) {
 }
 
 static void cuda_event_destroy(struct sw_event *e) {
-    if (!e) return;
+    if (!e || e->device->given_up) return;
     sw_cuda_enter(e->device);
     cudaEventDestroy(e->event);
     free(e);
@@ -203,7 +214,7 @@ fail:
 }
 
 static void cuda_stream_destroy(struct sw_stream *s) {
-    if (!s) return;
+    if (!s || s->device->given_up) return;
     sw_cuda_enter(s->device);
     sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
     cudaStreamDestroy(s->stream);
@@ -229,6 +240,16 @@ static int cuda_event_wait(struct sw_event *e) {
     const int ret = sw_cuda_enter(e->device);
     if (ret < 0) return ret;
     return sw_cuda_check(e->device, cudaEventSynchronize(e->event), "work on a stream");
+}
+
+static int cuda_event_done(struct sw_event *e) {
+    const int ret = sw_cuda_enter(e->device);
+    if (ret < 0) return ret;
+    const cudaError_t error = cudaEventQuery(e->event);
+    if (error == cudaSuccess) return 1;
+    if (error != cudaErrorNotReady) return sw_cuda_check(e->device, error, "work on a stream");
+    cudaGetLastError();
+    return 0;
 }
 
 /* Through an event, because a wait for the stream itself would spin. */
@@ -274,7 +295,7 @@ static const char *cuda_numerics(struct sw_device *d) {
 }
 
 static void cuda_close(struct sw_device *d) {
-    if (!d) return;
+    if (!d || d->given_up) return;
     assert(!d->allocations); /* and no streams */
     sw_cuda_enter(d);
     sw_cuda_clock_close(d);
@@ -320,6 +341,29 @@ static int device_count(sw_cuda_plugin_log log) {
     return -ENODEV;
 }
 
+static int cuda_load(struct sw_device *d) {
+    int ret = sw_cuda_enter(d);
+    if (ret == 0) ret = sw_cuda_check(d, sw_cuda_load_kernels(), "its kernels");
+    if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_prepare(), "attention's kernels");
+    if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_any_prepare(), "attention's kernels");
+    return ret < 0 ? ret : sw_cuda_gemm_open(d);
+}
+
+/* Profilers that are told to (nsys --capture-range=cudaProfilerApi) record what is between. To them
+ * alone the result says something. */
+static void cuda_settle(struct sw_device *d, int settled) {
+    if (d->given_up || sw_cuda_enter(d) < 0) return;
+    if (settled)
+        cudaProfilerStart();
+    else
+        cudaProfilerStop();
+    cudaGetLastError();
+}
+
+static void cuda_give_up(struct sw_device *d) {
+    d->given_up = 1;
+}
+
 static struct sw_device_ops cuda_ops;
 static pthread_once_t cuda_ops_once = PTHREAD_ONCE_INIT;
 
@@ -346,10 +390,15 @@ static void cuda_ops_fill(void) {
         .event_record = cuda_event_record,
         .stream_wait = cuda_stream_wait,
         .event_wait = cuda_event_wait,
+        .event_done = cuda_event_done,
         .timed_event_create = cuda_timed_event_create,
         .clock_set = sw_cuda_clock_set,
         .event_ns = sw_cuda_event_ns,
         .clock_error_ns = sw_cuda_clock_error_ns,
+        .load = cuda_load,
+        .taken_bytes = cuda_taken_bytes,
+        .settle = cuda_settle,
+        .give_up = cuda_give_up,
         .copy_h2d = cuda_copy_h2d,
         .copy_d2h = cuda_copy_d2h,
         .copy_d2d = cuda_copy_d2d,
@@ -375,9 +424,7 @@ static int open_device(struct sw_device_handle *out, const struct sw_cuda_device
     pthread_mutex_init(&d->lock, NULL);
     int ret = sw_cuda_enter(d);
     if (ret == 0) ret = describe(d);
-    if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_prepare(), "attention's kernels");
-    if (ret == 0) ret = sw_cuda_check(d, sw_cuda_attention_any_prepare(), "attention's kernels");
-    if (ret == 0) ret = sw_cuda_gemm_open(d);
+    if (ret == 0 && !options->loads_later) ret = cuda_load(d);
     if (ret < 0) {
         cuda_close(d);
         return ret;

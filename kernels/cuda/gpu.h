@@ -3,7 +3,8 @@
  * With nvcc it is CUDA; with the host's compiler it is the CPU stand-in of tests/standin, which the
  * tests execute. So that both can be built from one source, kernels keep to these rules:
  * - launch with GPU_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...), a template's
- *   name in parentheses, and return cudaGetLastError();
+ *   name in parentheses, and return cudaGetLastError(); what is launched anywhere is listed before
+ *   main() begins, so that load.cu can load it at start;
  * - shared memory is GPU_SHARED(float, tile, [16][17]) or GPU_DYNAMIC_SHARED(char, buffer), one of
  *   the latter a kernel;
  * - inline PTX only in the wrappers below, each with its twin in tests/standin/standin_tensor.h;
@@ -16,7 +17,7 @@
 #if defined(__CUDACC__)
 #include <cuda_runtime.h>
 
-#define GPU_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                 \
+#define GPU_START(kernel, grid, block, shared_bytes, stream, ...)                                  \
     (kernel)<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 #define GPU_SHARED(type, name, dims) __shared__ __align__(16) type name dims
 #define GPU_DYNAMIC_SHARED(type, name)                                                             \
@@ -73,5 +74,29 @@ __device__ __forceinline__ uint32_t gpu_pack_bf16(float low, float high) {
 #include "base/moments8.h"
 
 #define GPU_ALL_LANES 0xFFFFFFFFu
+
+/* A kernel that some launch names, in the list of all of them. */
+struct gpu_kernel {
+    const void *at;
+    const gpu_kernel *next;
+    explicit gpu_kernel(const void *kernel);
+};
+inline const gpu_kernel *gpu_kernels = nullptr;
+inline gpu_kernel::gpu_kernel(const void *kernel) : at(kernel), next(gpu_kernels) {
+    gpu_kernels = this;
+}
+template <auto KERNEL>
+struct gpu_listed {
+    static const gpu_kernel node;
+};
+template <auto KERNEL>
+const gpu_kernel gpu_listed<KERNEL>::node{reinterpret_cast<const void *>(KERNEL)};
+
+/* To name the node is what puts it into the list. */
+#define GPU_LAUNCH(kernel, ...)                                                                    \
+    do {                                                                                           \
+        (void)&gpu_listed<(kernel)>::node;                                                         \
+        GPU_START(kernel, __VA_ARGS__);                                                            \
+    } while (0)
 
 #endif

@@ -81,6 +81,14 @@ cudaError_t sw_cuda_attention_delta(cudaStream_t s, enum sw_dtype dtype,
 cudaError_t sw_cuda_adam(cudaStream_t s, const struct sw_device_adam_step *step,
                          const struct sw_device_adam_chunk *chunk);
 
+/* rank_sum.cu: out FP32 [count] = the sum, in order, of `ranks` rows of BF16 that lie `stride`
+ * elements apart. */
+cudaError_t sw_cuda_rank_sum(cudaStream_t s, float *out, const sw_bf16 *in, uint32_t ranks,
+                             uint64_t stride, uint64_t count);
+
+/* load.cu: once on each device. */
+cudaError_t sw_cuda_load_kernels(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -115,7 +115,7 @@ void launch_kernel(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
 #else
 #define STANDIN_FLUSH false
 #endif
-#define GPU_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                 \
+#define GPU_START(kernel, grid, block, shared_bytes, stream, ...)                                  \
     ::standin::launch_kernel(#kernel, kernel, (grid), (block), (shared_bytes), (stream),           \
                              STANDIN_FLUSH, __VA_ARGS__)
 #define GPU_SHARED(type, name, dims)                                                               \

@@ -104,11 +104,13 @@ bool in_device(const void *p, const Layout &l) {
 
 extern "C" {
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *out) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_NOT_INITIALIZED;
     *out = reinterpret_cast<cublasLtHandle_t>(new int(0));
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    AT_START(0);
     delete reinterpret_cast<int *>(handle);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -123,18 +125,22 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     if (scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     *out = reinterpret_cast<cublasLtMatmulDesc_t>(new Desc{compute, {CUBLAS_OP_N, CUBLAS_OP_N}});
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
+    AT_START(0);
+    standin::forget_object(d);
     delete desc_of(d);
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_INVALID_VALUE;
     cublasOperation_t trans;
     if (bytes != sizeof(trans)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -150,27 +156,32 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     *out = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{type, rows, cols, ld});
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
+    AT_START(0);
     delete layout_of(l);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *out) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_ALLOC_FAILED;
     *out = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    AT_START(0);
     delete reinterpret_cast<Preference *>(preference);
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void *value, size_t bytes) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_INVALID_VALUE;
     const int which = attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES   ? 0
                       : attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES ? 1
@@ -190,6 +201,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[],
                                               int *found) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return CUBLAS_STATUS_NOT_SUPPORTED;
     *found = 0;
     if (wanted < 1 || desc_of(desc)->compute != CUBLAS_COMPUTE_32F ||
@@ -233,6 +245,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     for (int i = 0; i < 4; i++)
         if (reinterpret_cast<uintptr_t>(pointers[i]) % algo.align[i])
             return CUBLAS_STATUS_INVALID_VALUE;
+    standin::not_for_the_first_time("a matrix product", desc, 0);
     standin::submit(standin::stream_of(stream), [p] { multiply(p); });
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -113,8 +113,9 @@ using StreamPtr = std::shared_ptr<Stream>;
 StreamPtr stream_of(cudaStream_t stream); /* the null stream is the current device's */
 int stream_device(const StreamPtr &stream);
 void submit(const StreamPtr &stream, std::function<void()> work);
-void finish(const StreamPtr &stream); /* all that was submitted to it so far */
-bool coin(unsigned one_in);           /* from the streams' seed */
+void finish(const StreamPtr &stream);     /* all that was submitted to it so far */
+bool coin(unsigned one_in);               /* from the streams' seed */
+bool has_worked(const StreamPtr &stream); /* more than events was ever put on it */
 
 /* run: once, by the last part to come to the front of its stream. */
 struct Meeting {
@@ -136,6 +137,21 @@ bool is_told_to_fail(const char *name);
 #define MAY_FAIL(error)                                                                            \
     if (standin::is_told_to_fail(__func__)) return standin::fail(error)
 int current_device();
+
+/* ---- the guard (standin_guard.cpp) ---- */
+
+/* Stops the program where a device is settled. */
+void only_at_start(const char *name, size_t bytes);
+/* Likewise where this is the first use of an object of such a kind. */
+void not_for_the_first_time(const char *what, const void *object, int kind);
+void forget_object(const void *object); /* its address may come again */
+bool is_settled();
+/* First in a function that belongs to a run's start, or its end. */
+#define AT_START(bytes) standin::only_at_start(__func__, (bytes))
+
+/* ---- peers (standin_peers.cpp) ---- */
+
+bool peers_are(const char *what); /* STANDIN_PEER */
 } // namespace standin
 
 #endif

@@ -88,6 +88,7 @@ void launch(Launch &&what, cudaStream_t stream) {
         return;
     }
     if (!launch_is_legal(what)) return;
+    not_for_the_first_time(what.name, what.kernel, current_device());
     submit(stream_of(stream), [l = std::move(what)] { run_grid(l); });
 }
 } // namespace standin

@@ -151,6 +151,7 @@ MemoryOpen::~MemoryOpen() {
 using namespace standin;
 extern "C" {
 cudaError_t cudaMalloc(void **out, size_t bytes) {
+    AT_START(bytes);
     MAY_FAIL(cudaErrorMemoryAllocation);
     Allocation a{bytes, 0, nullptr, current_device()};
     char *p = nullptr;
@@ -167,6 +168,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
 /* Waits for the device, as the real one does. */
 cudaError_t cudaFree(void *p) {
     if (!p) return cudaSuccess;
+    AT_START(0);
     cudaDeviceSynchronize();
     std::lock_guard<std::mutex> held(lock);
     const auto it = device_memory.find(static_cast<char *>(p));
@@ -179,6 +181,7 @@ cudaError_t cudaFree(void *p) {
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+    AT_START(0);
     MAY_FAIL(cudaErrorUnknown);
     std::lock_guard<std::mutex> held(lock);
     *total_bytes = settings().memory;
@@ -187,6 +190,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 }
 
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned) {
+    AT_START(bytes);
     void *p = aligned_alloc(PAGE_BYTES, round_up(bytes ? bytes : 1, PAGE_BYTES));
     if (!p) return fail(cudaErrorMemoryAllocation);
     pin(p, bytes ? bytes : 1);
@@ -204,10 +208,12 @@ cudaError_t cudaFreeHost(void *p) {
     return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned) {
+    AT_START(bytes);
     MAY_FAIL(cudaErrorMemoryAllocation);
     return p && bytes ? pin(p, bytes) : fail(cudaErrorInvalidValue);
 }
 cudaError_t cudaHostUnregister(void *p) {
+    AT_START(0);
     cudaDeviceSynchronize();
     if (!unpin(p)) return fail(cudaErrorHostMemoryNotRegistered);
     MAY_FAIL(cudaErrorLaunchFailure);
@@ -220,6 +226,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     return copy(dst, src, bytes, kind, stream_of(stream));
 }
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind) {
+    AT_START(bytes);
     const StreamPtr stream = stream_of(nullptr);
     const cudaError_t error = copy(dst, src, bytes, kind, stream);
     if (error == cudaSuccess && kind != cudaMemcpyDeviceToDevice) finish(stream);
@@ -227,6 +234,7 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind 
 }
 /* Of device memory: does not wait. */
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) {
+    AT_START(bytes);
     MAY_FAIL(cudaErrorLaunchFailure);
     return set(dst, value, bytes, stream_of(nullptr));
 }

@@ -4,10 +4,13 @@
  * A call returns when its part is queued. It runs when every rank's part has come to the front of
  * its stream, so a rank that does not call, or waits for the others first, hangs here as it does on
  * GPUs. Parts that do not belong together stop the program. Sums go round the ring as NCCL's do:
- * the piece of rank r begins with rank r + 1, and BF16 sums are rounded at each hop.
+ * the piece of rank r begins with rank r + 1, and BF16 sums are rounded at each hop. What ranks
+ * send each other within a group of calls is one meeting of all ranks: each has to take part, and a
+ * message and its receiver to be of one size.
  *
  * STANDIN_NCCL_FAIL=N: call N of each communicator (from 1) never ends, and is an asynchronous
- * error, until the communicator is aborted. */
+ * error, until the communicator is aborted. STANDIN_NCCL=hang: none ends, without an error;
+ * STANDIN_NCCL=wrong: the last byte that a rank gets from others is wrong. */
 #include <nccl.h>
 
 #include "standin_internal.h"
@@ -16,8 +19,19 @@
 #include <map>
 
 namespace {
-enum Operation { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST };
-const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast"};
+enum Operation { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, EXCHANGE };
+const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast",
+                             "an exchange"};
+
+/* A message of a rank, or one that it expects. */
+struct Message {
+    ncclComm *comm;
+    int peer;
+    bool is_sent;
+    void *at;
+    size_t bytes;
+    cudaStream_t stream;
+};
 
 struct Call {
     Operation op;
@@ -26,13 +40,14 @@ struct Call {
     int root, ranks;
     std::vector<const void *> in;
     std::vector<void *> out;
+    std::vector<std::vector<Message>> messages; /* EXCHANGE: by rank */
 };
 
 struct Team {
     std::mutex lock;
     int size = 0;
     uint64_t fails_at = 0;
-    bool failed = false, aborted = false;
+    bool failed = false, aborted = false, wrong = false, hangs = false;
     struct Meet {
         std::shared_ptr<Call> call;
         std::shared_ptr<standin::Meeting> meeting;
@@ -51,6 +66,8 @@ struct ncclComm {
 namespace {
 thread_local int group_depth = 0;
 thread_local std::vector<std::function<ncclResult_t()>> group_calls;
+thread_local std::vector<Message> group_messages;
+thread_local ncclResult_t group_error = ncclSuccess;
 
 size_t bytes_of(ncclDataType_t type) {
     switch (type) {
@@ -92,8 +109,44 @@ std::vector<char> ring_sum(const Call &c, size_t first, size_t count, int begin)
     return out;
 }
 
+/* The n-th message from one rank to another meets the n-th that this one expects of it. */
+void deliver(const Call &c) {
+    for (int to = 0; to < c.ranks; to++)
+        for (int from = 0; from < c.ranks; from++) {
+            std::vector<const Message *> sent, awaited;
+            for (const Message &m : c.messages[(size_t)from])
+                if (m.is_sent && m.peer == to) sent.push_back(&m);
+            for (const Message &m : c.messages[(size_t)to])
+                if (!m.is_sent && m.peer == from) awaited.push_back(&m);
+            if (sent.size() != awaited.size())
+                standin::die("NCCL: rank %d sends %zu messages to rank %d, which expects %zu", from,
+                             sent.size(), to, awaited.size());
+            for (size_t i = 0; i < sent.size(); i++) {
+                if (sent[i]->bytes != awaited[i]->bytes)
+                    standin::die("NCCL: rank %d sends %zu bytes to rank %d, which expects %zu",
+                                 from, sent[i]->bytes, to, awaited[i]->bytes);
+                memcpy(awaited[i]->at, sent[i]->at, sent[i]->bytes);
+            }
+        }
+}
+
+/* What comes of a link that damages data: the last byte from another rank. */
+void damage(const Call &c) {
+    for (int r = 0; r < c.ranks; r++) {
+        const size_t bytes = c.count * bytes_of(c.type);
+        const size_t last = c.op == ALL_GATHER ? (size_t)(c.ranks - (r == c.ranks - 1)) : 1;
+        if (c.op != EXCHANGE && bytes) static_cast<char *>(c.out[(size_t)r])[last * bytes - 1] ^= 1;
+        for (const Message &m : c.messages[(size_t)r])
+            if (!m.is_sent && m.bytes) static_cast<char *>(m.at)[m.bytes - 1] ^= 1;
+    }
+}
+
 /* Everything is read before anything is written: buffers may be in place. */
 void run_call(const Call &c) {
+    if (c.op == EXCHANGE) {
+        deliver(c);
+        return;
+    }
     const size_t bytes = c.count * bytes_of(c.type);
     std::vector<std::vector<char>> results((size_t)c.ranks);
     for (int r = 0; r < c.ranks; r++) {
@@ -139,9 +192,14 @@ ncclResult_t join(ncclComm *comm, const Call &mine, const void *in, size_t in_by
         meet.call = std::make_shared<Call>(mine);
         meet.call->in.resize((size_t)team->size);
         meet.call->out.resize((size_t)team->size);
+        meet.call->messages.assign((size_t)team->size, {});
         meet.meeting = std::make_shared<standin::Meeting>();
-        meet.meeting->parts = (uint32_t)team->size + (number == team->fails_at ? 1 : 0);
-        meet.meeting->run = [call = meet.call] { run_call(*call); };
+        const bool never = number == team->fails_at || team->hangs;
+        meet.meeting->parts = (uint32_t)team->size + (never ? 1 : 0);
+        meet.meeting->run = [call = meet.call, wrong = team->wrong] {
+            run_call(*call);
+            if (wrong) damage(*call);
+        };
         team->failed |= number == team->fails_at;
         team->submitted.push_back(meet.meeting);
     }
@@ -151,8 +209,10 @@ ncclResult_t join(ncclComm *comm, const Call &mine, const void *in, size_t in_by
                      names[mine.op], mine.count, names[c.op], c.count);
     meet.call->in[(size_t)comm->rank] = in;
     meet.call->out[(size_t)comm->rank] = out;
+    if (mine.op == EXCHANGE) meet.call->messages[(size_t)comm->rank] = mine.messages[0];
     const std::shared_ptr<standin::Meeting> meeting = meet.meeting;
     if (meeting->streams.size() + 1 == (size_t)team->size) team->open.erase(number);
+    standin::not_for_the_first_time(names[mine.op], comm, mine.op);
     standin::submit_part(queue, meeting);
     return ncclSuccess;
 }
@@ -162,7 +222,7 @@ ncclResult_t call(ncclComm *comm, Operation op, const void *in, void *out, size_
                   ncclDataType_t type, int root, size_t in_count, size_t out_count,
                   cudaStream_t stream) {
     if (!comm) return ncclInvalidArgument;
-    const Call mine = {op, count, type, root, comm->team->size, {}, {}};
+    const Call mine = {op, count, type, root, comm->team->size, {}, {}, {}};
     const size_t bytes = bytes_of(type);
     const auto go = [=] {
         return join(comm, mine, in, in_count * bytes, out, out_count * bytes, stream);
@@ -170,6 +230,30 @@ ncclResult_t call(ncclComm *comm, Operation op, const void *in, void *out, size_
     if (group_depth == 0) return go();
     group_calls.push_back(go);
     return ncclSuccess;
+}
+
+/* All that a rank sends and expects in one group of calls. */
+ncclResult_t exchange(const std::vector<Message> &messages) {
+    ncclComm *comm = messages[0].comm;
+    for (const Message &m : messages)
+        if (m.comm != comm || m.stream != messages[0].stream || m.peer < 0 ||
+            m.peer >= comm->team->size || !is_on(comm->device, m.at, m.bytes))
+            return ncclInvalidArgument;
+    const Call mine = {EXCHANGE, 0, ncclUint8, 0, comm->team->size, {}, {}, {messages}};
+    return join(comm, mine, nullptr, 0, nullptr, 0, messages[0].stream);
+}
+
+ncclResult_t message(const Message &m) {
+    if (!m.comm) return ncclInvalidArgument;
+    if (group_depth == 0) return exchange({m});
+    group_messages.push_back(m);
+    return ncclSuccess;
+}
+
+/* Of a call: remembered where the calls of a group are to be dropped for it. */
+ncclResult_t refuse(ncclResult_t result) {
+    if (group_depth > 0) group_error = result;
+    return result;
 }
 
 bool can_sum(ncclDataType_t type, ncclRedOp_t op) {
@@ -201,12 +285,17 @@ const char *ncclGetLastError(ncclComm_t) {
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int size, const int *devices) {
+    AT_START(0);
     if (standin::is_told_to_fail(__func__)) return ncclSystemError;
     if (!comms || size < 1 || size > standin::settings().devices) return ncclInvalidArgument;
     auto team = std::make_shared<Team>();
     const char *fail = getenv("STANDIN_NCCL_FAIL");
     team->size = size;
     team->fails_at = fail ? strtoull(fail, nullptr, 10) : 0;
+    const char *text = getenv("STANDIN_NCCL");
+    const char *detour = getenv("NCCL_P2P_DISABLE");
+    team->wrong = (text && !strcmp(text, "wrong")) || (!detour && standin::peers_are("wrong"));
+    team->hangs = text && !strcmp(text, "hang");
     for (int r = 0; r < size; r++) comms[r] = new ncclComm{team, r, devices ? devices[r] : r, 0};
     return ncclSuccess;
 }
@@ -214,6 +303,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    AT_START(0);
+    standin::forget_object(comm);
     delete comm;
     return ncclSuccess;
 }
@@ -224,6 +315,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
         comm->team->aborted = true;
         for (const auto &meeting : comm->team->submitted) standin::abandon(meeting);
     }
+    standin::forget_object(comm);
     delete comm;
     return ncclSuccess;
 }
@@ -254,13 +346,30 @@ ncclResult_t ncclGroupEnd(void) {
     if (group_depth == 0) return ncclInvalidUsage;
     if (--group_depth > 0) return ncclSuccess;
     std::vector<std::function<ncclResult_t()>> calls;
+    std::vector<Message> messages;
     calls.swap(group_calls);
-    ncclResult_t first = ncclSuccess;
+    messages.swap(group_messages);
+    ncclResult_t first = group_error;
+    group_error = ncclSuccess;
+    if (first != ncclSuccess) return first;
+    if (standin::is_told_to_fail(__func__)) return ncclUnhandledCudaError;
+    if (!messages.empty()) first = exchange(messages);
     for (const auto &one : calls) {
         const ncclResult_t result = one();
         if (first == ncclSuccess) first = result;
     }
     return first;
+}
+
+ncclResult_t ncclSend(const void *at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+    if (standin::is_told_to_fail(__func__)) return refuse(ncclUnhandledCudaError);
+    return message({comm, peer, true, const_cast<void *>(at), count * bytes_of(type), stream});
+}
+ncclResult_t ncclRecv(void *at, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+    if (standin::is_told_to_fail(__func__)) return refuse(ncclUnhandledCudaError);
+    return message({comm, peer, false, at, count * bytes_of(type), stream});
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type,

@@ -121,7 +121,7 @@ const probe probes[] = {
 cudaError_t sw_probe_launch(const char *name, cudaStream_t stream, int *out, int count) {
     for (const probe &p : probes)
         if (strcmp(p.name, name) == 0) {
-            GPU_LAUNCH(p.kernel, (unsigned)p.blocks, THREADS, p.shared_bytes, stream, out, count);
+            GPU_START(p.kernel, (unsigned)p.blocks, THREADS, p.shared_bytes, stream, out, count);
             return cudaGetLastError();
         }
     return cudaErrorInvalidValue;

@@ -87,6 +87,7 @@ using namespace standin;
 extern "C" {
 /* Like the real one it leaves *count alone when it fails. */
 cudaError_t cudaGetDeviceCount(int *count) {
+    AT_START(0);
     if (settings().error) return fail((cudaError_t)settings().error);
     *count = settings().devices;
     return cudaSuccess;
@@ -102,12 +103,14 @@ cudaError_t cudaGetDevice(int *device) {
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char *address, int size, int device) {
+    AT_START(0);
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     snprintf(address, static_cast<size_t>(size), "0000:%02X:00.0", 0x3b + device);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    AT_START(0);
     MAY_FAIL(cudaErrorUnknown);
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     memset(properties, 0, sizeof(*properties));
@@ -162,8 +165,17 @@ const char *cudaGetErrorString(cudaError_t error) {
     return cudaGetErrorName(error);
 }
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    AT_START(0);
     MAY_FAIL(cudaErrorInvalidValue);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     return set_shared_limit(kernel, value);
+}
+/* To ask for them loads the kernel. */
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *kernel) {
+    AT_START(0);
+    MAY_FAIL(cudaErrorInvalidDeviceFunction);
+    memset(attributes, 0, sizeof(*attributes));
+    not_for_the_first_time("a kernel's load", kernel, current_device());
+    return cudaSuccess;
 }
 }

@@ -41,6 +41,7 @@ struct Stream {
     bool waits_for_null = false; /* made without cudaStreamNonBlocking */
     bool destroyed = false;
     bool records_at_once = false; /* the last thing done was work */
+    bool has_worked = false;      /* more than events was ever put on it */
     std::deque<Item> items;
     uint64_t submitted = 0, done = 0;
     uint64_t work_ns = 0; /* that its work took */
@@ -241,6 +242,7 @@ void let_some_run(std::unique_lock<std::mutex> &held, const StreamPtr &submitted
 }
 
 void push(const StreamPtr &s, Item item) {
+    s->has_worked |= item.kind != RECORD;
     s->items.push_back(std::move(item));
     s->submitted++;
     changed.notify_all();
@@ -300,6 +302,11 @@ StreamPtr stream_of(cudaStream_t stream) {
     return *reinterpret_cast<StreamPtr *>(stream);
 }
 
+bool has_worked(const StreamPtr &stream) {
+    std::lock_guard<std::mutex> held(lock);
+    return stream->has_worked;
+}
+
 void submit(const StreamPtr &stream, std::function<void()> work) {
     Item item{};
     item.kind = WORK;
@@ -348,6 +355,7 @@ Event *event_of(cudaEvent_t event) {
 
 extern "C" {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags) {
+    AT_START(0);
     MAY_FAIL(cudaErrorMemoryAllocation);
     std::lock_guard<std::mutex> held(lock);
     make_null_streams();
@@ -363,6 +371,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *out) {
 }
 /* What is queued still runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    AT_START(0);
     if (!stream) return fail(cudaErrorInvalidResourceHandle);
     std::lock_guard<std::mutex> held(lock);
     auto *s = reinterpret_cast<StreamPtr *>(stream);
@@ -378,6 +387,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (has_worked(stream_of(stream))) AT_START(0);
     finish(stream_of(stream));
     MAY_FAIL(cudaErrorLaunchFailure);
     return cudaSuccess;
@@ -389,6 +399,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     return s->done == s->submitted ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaDeviceSynchronize(void) {
+    AT_START(0);
     const int device = current_device();
     std::unique_lock<std::mutex> held(lock);
     const std::vector<StreamPtr> all = streams;
@@ -409,6 +420,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+    AT_START(0);
     Item item{};
     item.kind = HOST;
     item.work = [=] { function(data); };
@@ -417,6 +429,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
+    AT_START(0);
     MAY_FAIL(cudaErrorMemoryAllocation);
     auto *event = new Event;
     event->timed = !(flags & cudaEventDisableTiming);
@@ -424,6 +437,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    AT_START(0);
     delete event_of(event);
     return cudaSuccess;
 }
@@ -461,6 +475,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    MAY_FAIL(cudaErrorLaunchFailure);
     std::unique_lock<std::mutex> held(lock);
     const Event place = *event_of(event);
     if (!place.stream || place.stream->done >= place.position) return cudaSuccess;
