@@ -244,7 +244,7 @@ endif
 gpu_link  := -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib:$$ORIGIN/../../lib'
 # Calls fail on the stand-in alone.
 gpu_tests := $(patsubst tests/%.c,$(O)/gpu/tests/%, \
-               $(filter-out %_errors.c,$(wildcard tests/test_cuda_*.c)))
+               $(filter-out %_errors.c %_start.c,$(wildcard tests/test_cuda_*.c)))
 gpu_parts := $(O)/gpu/spillway $(O)/gpu/gpu_rates $(gpu_tests) \
              $(if $(WITH_NCCL),$(O)/gpu/libnccl.so.2)
 $(O)/gpu/spillway: $(tool_objs) $(O)/libspillway.a
