@@ -173,7 +173,8 @@ $(mpi_srcs:%=$(O)/%.o): cflags += -fPIC $(mpi_flags)
 $(dir $(program))libspillway_mpi.so: $(mpi_srcs:%=$(O)/%.o)
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) -shared $< $(mpi_libs) -o $@
-$(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a $(plugins)
+$(O)/tests/support_world: $(O)/tests/support_world.c.o $(O)/libspillway.a \
+  | $(filter-out %_cuda.so,$(plugins))
 	@echo "  LINK  $@"
 	$(Q)$(CC) $(common) $(filter %.o,$^) $(filter %.a,$^) $(libs) -o $@
 
