@@ -11,9 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/size.h"
-#include "engine/neighbours.h"
 #include "engine/output.h"
-#include "engine/teams.h"
 #include "engine/trace_machine.h"
 #include "engine/trainer_internal.h"
 
@@ -58,140 +56,12 @@ static void resolve_steps(struct sw_trainer *t) {
         o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
 }
 
-/* A GPU where there is one that can be used, unless the user has chosen. */
-static int choose_device(struct sw_trainer *t) {
-    struct sw_train_options *o = &t->options;
-    sw_train_settle_device(o, 1);
-    if (o->device == SW_DEVICE_HOST) return 0;
-    const int count = sw_device_cuda_count();
-    if (count < 0) return count;
-    if (t->world) {
-        sw_error("--device cuda: GPUs train in one process, with --ranks up to %d here", count);
-        return -ENOTSUP;
-    }
-    if (o->ranks > (uint32_t)count) {
-        sw_error("--ranks %u: there %s %d GPU%s, one for each rank", o->ranks,
-                 count == 1 ? "is" : "are", count, count == 1 ? "" : "s");
-        return -EINVAL;
-    }
-    if (o->ranks > 1 && o->reduce_dtype != SW_FP32) {
-        sw_error("--reduce-dtype bf16 is the host device's alone: GPUs carry gradients as FP32");
-        return -ENOTSUP;
-    }
-    return 0;
-}
-
-static int open_device(struct sw_trainer *t, struct sw_rank *r, uint32_t index) {
-    const struct sw_host_device_options host = {
-        .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = t};
-    const struct sw_cuda_device_options cuda = {.index = (int)index};
-    if (t->options.device == SW_DEVICE_HOST) return sw_device_host_open(&r->device, &host);
-    return sw_device_cuda_open(&r->device, &cuda);
-}
-
-/* Each rank's is that of the fullest GPU. What the library of products and later streams take is a
- * small part of it. */
-static void choose_device_memory(struct sw_trainer *t) {
-    uint64_t least = UINT64_MAX;
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        const struct sw_device_handle *d = &t->ranks[i].device;
-        const uint64_t available = d->ops->free_bytes(d->device);
-        if (available < least) least = available;
-    }
-    if (t->options.device_memory_bytes == 0 && least < UINT64_MAX)
-        t->options.device_memory_bytes = least - least / 16;
-}
-
-static int open_rank(struct sw_trainer *t, uint32_t index) {
-    struct sw_rank *r = &t->ranks[index];
-    r->t = t;
-    r->index = index;
-    r->shard = (t->first_rank + index) % t->shards;
-    const int ret = open_device(t, r, index);
-    return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
-}
-
-static_assert((int)SW_NODE_RANKS_MAX >= (int)SW_RANKS_MAX, "any rank has a node");
-
-/* Cores, memory and Adam of each rank next to its device. */
-static int share_nodes(struct sw_trainer *t, int per_core) {
-    int near[SW_RANKS_MAX];
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        const struct sw_device_handle *d = &t->ranks[i].device;
-        char address[SW_BUS_ADDRESS_BYTES];
-        d->ops->bus_address(d->device, address);
-        near[i] = sw_topology_bus_node(address);
-    }
-    int ret = sw_core_share_open(&t->cores, &t->topology, t->rank_count, near);
-    for (uint32_t i = 0; i < t->rank_count; i++) near[i] = sw_core_share_node(t->cores, i);
-    sw_rank_nodes_group(&t->nodes, near, t->rank_count, t->topology.numa_nodes);
-    const int nodes = (int)t->nodes.count;
-    for (int i = 0; i < nodes && ret == 0; i++) {
-        const int threads = (t->options.threads + nodes - 1 - i) / nodes;
-        ret = sw_team_open(&t->teams[i], &t->topology, threads > 0 ? threads : 1, per_core);
-    }
-    return ret;
-}
-
-static int open_devices(struct sw_trainer *t) {
-    int ret = sw_topology_read(&t->topology);
-    if (ret == 0) ret = choose_device(t);
-    if (ret == 0 && t->world) ret = sw_neighbours_part(&t->channels[CHANNEL_MAIN], &t->topology);
-    if (ret < 0) return ret;
-    const int per_core = t->options.threads == 0;
-    sw_teams_settle(&t->options, &t->topology);
-    ret = sw_adam_pick(&t->adam_variant);
-    if (ret < 0) return ret;
-    t->ranks = calloc(t->options.ranks, sizeof(*t->ranks));
-    if (!t->ranks) return -ENOMEM;
-    t->rank_count = t->options.ranks;
-    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = open_rank(t, i);
-    if (ret == 0) choose_device_memory(t);
-    return ret == 0 ? share_nodes(t, per_core) : ret;
-}
-
-/* From a thread of the group's. */
-static void gpus_failed(void *ctx, int error) {
-    struct sw_trainer *t = ctx;
-    pthread_mutex_lock(&t->executor_lock);
-    if (t->executor && !t->executor_closes) sw_executor_abort(t->executor, error);
-    pthread_mutex_unlock(&t->executor_lock);
-}
-
-static int open_gpus(struct sw_trainer *t, struct sw_comm_handle *handles, double timeout_s) {
-    struct sw_device_handle devices[SW_RANKS_MAX];
-    for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
-    const int ret =
-        sw_comm_open_devices(handles, devices, t->rank_count, SW_FP32, timeout_s, gpus_failed, t);
-    if (ret == -ENOTSUP)
-        sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
-                 "together; install it and build again",
-                 t->options.ranks);
-    return ret;
-}
-
-static int open_group(struct sw_trainer *t) {
-    struct sw_comm_handle handles[SW_RANKS_MAX];
-    const double timeout_s = t->options.rank_timeout_s;
-    int ret = 0;
-    if (t->shards > 1) {
-        ret = t->options.device == SW_DEVICE_CUDA ? open_gpus(t, handles, timeout_s)
-              : t->shards > t->rank_count
-                  ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
-                  : sw_comm_open_host(handles, t->rank_count, timeout_s);
-        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
-    }
-    for (uint32_t i = 0; i < t->rank_count && t->replicas > 1 && ret == 0; i++)
-        ret = sw_world_ranks(t->world, &t->ranks[i].across, 1, timeout_s);
-    return ret < 0 ? ret : sw_world_warm_up(t->world, timeout_s);
-}
-
 /* What computes, and between GPUs what sums. */
 static void describe_operators(const struct sw_trainer *t, char *out, size_t size) {
     const struct sw_device_handle *d = &t->ranks[0].device;
     const int length = snprintf(out, size, "%s", d->ops->numerics(d->device));
     if (d->ops->group && t->rank_count > 1 && length > 0 && (size_t)length < size)
-        d->ops->group->numerics(SW_FP32, out + length, size - (size_t)length);
+        d->ops->group->numerics(t->options.reduce_dtype, out + length, size - (size_t)length);
 }
 
 /* What the run is; its model is read in 16 places of each unit. */
@@ -309,8 +179,9 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
     if (ret == 0) ret = open_data(t);
     if (ret == 0) {
         resolve_steps(t);
-        ret = open_devices(t);
+        ret = sw_trainer_cut(t);
     }
+    if (ret == 0) ret = sw_trainer_open_devices(t);
     if (ret == 0) ret = sw_trainer_size(t);
     if (ret == 0) {
         identify(t);
@@ -336,7 +207,10 @@ static int open_executor(struct sw_trainer *t) {
     const uint32_t count = sizeof(turns) / sizeof(turns[0]);
     struct sw_device_handle devices[SW_RANKS_MAX];
     for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
-    const struct sw_executor_ranks ranks = {t->rank_count, devices, t->nodes.of, NULL};
+    struct sw_stream *streams[SW_RANKS_MAX * SW_DEVICE_LANES];
+    for (uint32_t i = 0; i < t->rank_count; i++)
+        memcpy(streams + i * SW_DEVICE_LANES, t->ranks[i].lanes, sizeof(t->ranks[i].lanes));
+    const struct sw_executor_ranks ranks = {t->rank_count, devices, t->nodes.of, streams};
     if (!sw_sim_any(&t->options.sim))
         return sw_executor_open(&t->executor, &ranks, &sw_trainer_lanes, t, turns, count);
     t->throttle = (struct sw_throttle){.rates = t->options.sim,
@@ -414,7 +288,9 @@ static int start(struct sw_trainer *t) {
      * say. */
     if (ret == 0) ret = sw_trainer_share(t, CHANNEL_MAIN, NULL, NULL, 0);
     if (ret == 0 && t->world) sw_trace_begin(t->trace, sw_now_ns());
-    return ret == 0 ? open_group(t) : ret;
+    if (ret == 0) ret = sw_trainer_open_group(t);
+    if (ret == 0) sw_trainer_settle(t, 1);
+    return ret;
 }
 
 int sw_trainer_start(struct sw_trainer *t) {
@@ -428,6 +304,7 @@ int sw_trainer_close(struct sw_trainer *t) {
     pthread_mutex_lock(&t->executor_lock);
     t->executor_closes = 1;
     pthread_mutex_unlock(&t->executor_lock);
+    sw_trainer_settle(t, 0);
     sw_executor_close(t->executor);
     sw_trace_close(t->trace);
     sw_trainer_free_memory(t);
@@ -440,12 +317,7 @@ int sw_trainer_close(struct sw_trainer *t) {
     struct sw_turn *const turns[] = {&t->first, &t->second,     &t->steady,   &t->drain_first,
                                      &t->drain, &t->eval_first, &t->eval_next};
     for (size_t i = 0; i < sizeof(turns) / sizeof(turns[0]); i++) sw_turn_free(turns[i]);
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        struct sw_rank *r = &t->ranks[i];
-        if (r->comm.comm) r->comm.ops->close(r->comm.comm);
-        if (r->stream) r->device.ops->stream_destroy(r->stream);
-        if (r->device.device) r->device.ops->close(r->device.device);
-    }
+    sw_trainer_close_devices(t);
     free(t->ranks);
     pthread_mutex_destroy(&t->executor_lock); /* the ranks' threads are over */
     if (t->data_open) sw_data_close(&t->data);

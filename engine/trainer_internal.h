@@ -1,9 +1,10 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
- * trainer_memory.c (pools), trainer_load.c (what they begin with, and weights in and out of their
- * tiers), trainer_store.c (the store and its commits), trainer_result.c (a result that is there),
- * trainer_agree.c (one run for all processes), trainer_import.c (a begin from an export),
- * trainer_spill.c (what else is on NVMe), trainer_lanes.c and trainer_compute.c (what each task
- * does), trainer_run.c (the loop, evaluation and saving).
+ * trainer_devices.c (devices and groups), trainer_memory.c (pools), trainer_load.c (what they begin
+ * with, and weights in and out of their tiers), trainer_store.c (the store and its commits),
+ * trainer_result.c (a result that is there), trainer_agree.c (one run for all processes),
+ * trainer_import.c (a begin from an export), trainer_spill.c (what else is on NVMe),
+ * trainer_lanes.c and trainer_compute.c (what each task does), trainer_run.c (the loop, evaluation
+ * and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
  * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
@@ -22,6 +23,7 @@
 #include "engine/identity.h"
 #include "engine/import.h"
 #include "engine/llama.h"
+#include "engine/pin.h"
 #include "engine/process_name.h"
 #include "engine/throttle.h"
 #include "engine/trace.h"
@@ -120,9 +122,10 @@ struct sw_rank {
     uint32_t index; /* of the process's ranks */
     uint32_t shard; /* of every unit: which one is this rank's */
     struct sw_device_handle device;
-    struct sw_stream *stream;     /* the trainer's thread's own */
-    struct sw_comm_handle comm;   /* of the ranks that share out every unit */
-    struct sw_comm_handle across; /* of those with the same shard, in other processes */
+    struct sw_stream *stream;                 /* the trainer's thread's own */
+    struct sw_stream *lanes[SW_DEVICE_LANES]; /* the executor's lanes' */
+    struct sw_comm_handle comm;               /* of the ranks that share out every unit */
+    struct sw_comm_handle across;             /* of those with the same shard, in other processes */
 
     /* Device memory: one allocation, carved. */
     char *device_base;
@@ -150,8 +153,8 @@ struct sw_rank {
     uint8_t *stage_mask;
     uint32_t *stage_starts;
     struct unit_norms *norms; /* by unit */
-    char *landing; /* pinned, if landing_pinned: what comes down beside gradients, as follows */
-    int landing_pinned;
+    char *landing;            /* pinned: what comes down beside gradients, as follows */
+    uint64_t landing_bytes;
     struct sw_nonfinite *host_bad;
     double *host_loss_sums;
     struct sw_device_adam_step host_step; /* staging of the device's scalars */
@@ -189,7 +192,8 @@ struct sw_trainer {
     int failed;
     struct rank_verdict verdicts[SW_RANKS_MAX]; /* by rank; control lane */
     struct sw_arena arena; /* host memory; a pool of one kind lies together for all ranks */
-    uint64_t pinned_bytes; /* of it */
+    struct sw_pins pins;   /* of it, and what lands beside it */
+    uint64_t taken_bytes;  /* of a device's memory, before the run's pools; of the fullest */
 
     char *weight_buffer;    /* of a chunk, for loading and saving; the trainer's thread's */
     uint64_t loaded_bytes;  /* of weights and records, into their tiers */
@@ -350,7 +354,17 @@ static inline char *sw_weights_at(const struct sw_rank *r, const struct sw_chunk
 
 /* ---- the files ---- */
 
-/* trainer_memory.c: sizes, allocation. */
+/* trainer_devices.c: opens the ranks' devices and makes them ready, up to their first calls of each
+ * kind, and measures what that has left. */
+int sw_trainer_open_devices(struct sw_trainer *t);
+/* How ranks of the host device meet, last of all: processes wait for each other there. */
+int sw_trainer_open_group(struct sw_trainer *t);
+/* From 1 to 0 the devices are asked for nothing but a run's work (settle of kernels/device.h). */
+void sw_trainer_settle(struct sw_trainer *t, int settled);
+void sw_trainer_close_devices(struct sw_trainer *t);
+
+/* trainer_memory.c: what ranks have of every unit, before there are devices; sizes; allocation. */
+int sw_trainer_cut(struct sw_trainer *t);
 int sw_trainer_size(struct sw_trainer *t);
 /* Sizes the run as these options would have it, chooses what they leave open and builds its
  * placement, which is the caller's to free also after -ENOSPC (it does not fit: shortfall). */

@@ -9,7 +9,6 @@
 #include "base/size.h"
 
 enum { PAGE = 4096 };
-#define PIN_BYTES_MAX (UINT64_C(16) << 30)
 
 /* What a run takes of the host's memory beyond its pools: the program with its libraries, and per
  * chunk turns, events and tables. Measured as peak private memory less the pools, rounded up. */
@@ -81,6 +80,7 @@ static struct sw_placement_input describe(const struct sw_trainer *t,
         .layers_read_batch = o->documents != NULL,
         .budget_bytes =
             {[SW_TIER_DEVICE] = o->device_memory_bytes, [SW_TIER_HOST] = o->host_memory_bytes},
+        .taken_bytes = t->taken_bytes,
         .machine_bytes = t->topology.memory_bytes,
         .device_is_apart = o->device != SW_DEVICE_HOST,
     };
@@ -114,9 +114,10 @@ static int check_step(const struct sw_trainer *t) {
     return -ENOMEM;
 }
 
-static int cut_units(struct sw_trainer *t) {
+int sw_trainer_cut(struct sw_trainer *t) {
     const uint32_t units = t->model.unit_count;
     const char *freeze = t->options.freeze;
+    if (check_step(t) < 0) return -ENOMEM;
     const int ret = freeze ? sw_model_freeze(&t->model, freeze, t->shards, t->replicas) : 0;
     if (ret < 0) return ret;
     t->shard_elements = calloc(units, sizeof(*t->shard_elements));
@@ -130,15 +131,12 @@ int sw_trainer_size(struct sw_trainer *t) {
     const uint32_t layers = t->model.config.layers;
     if (t->options.checkpoint_every > layers) t->options.checkpoint_every = layers;
     const struct sw_train_options *o = &t->options, asked = t->options;
-    if (check_step(t) < 0) return -ENOMEM;
     t->format = (struct sw_adam_format){o->master, o->moments, o->grad_dtype, o->dtype};
     t->micro_tokens = micro_tokens(o);
     t->rank_rows = (uint64_t)o->micro_batch * o->accumulate;
     t->step_rows = t->world_ranks * t->rank_rows;
-    int ret = cut_units(t);
-    if (ret < 0) return ret;
     struct sw_shortfall shortfall;
-    ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
+    const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
     return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;
 }
 
@@ -274,9 +272,8 @@ static int allocate_landing(struct sw_rank *r) {
         r->norms[u] = (struct unit_norms){(double *)sums, count};
         sums += sw_round_up(count * sizeof(double), 64);
     }
-    const int ret = r->device.ops->pin(r->device.device, r->landing, bytes);
-    r->landing_pinned = ret == 0;
-    return ret;
+    r->landing_bytes = bytes;
+    return 0;
 }
 
 /* A rank's tables by unit and chunk. */
@@ -302,55 +299,53 @@ static int allocate_buffer(struct sw_trainer *t) {
     return t->weight_buffer ? 0 : -ENOMEM;
 }
 
-/* For all devices of the process; in pieces, as a driver takes long for one and may refuse it. */
-static int pin_arena(struct sw_trainer *t) {
-    const struct sw_device_handle *d = &t->ranks[0].device;
-    int ret = 0;
-    while (ret == 0 && t->pinned_bytes < t->arena.bytes) {
-        const uint64_t left = t->arena.bytes - t->pinned_bytes;
-        const uint64_t bytes = left < PIN_BYTES_MAX ? left : PIN_BYTES_MAX;
-        ret = d->ops->pin(d->device, t->arena.base + t->pinned_bytes, bytes);
-        if (ret == 0) t->pinned_bytes += bytes;
+/* What copies run from and to, each rank's next to its device. */
+static int pin_host(struct sw_trainer *t) {
+    struct sw_pin_part parts[2 * SW_RANKS_MAX];
+    const uint64_t each = t->arena.bytes / t->rank_count;
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        const struct sw_rank *r = &t->ranks[i];
+        const int node = t->nodes.of[i];
+        parts[2 * i] = (struct sw_pin_part){&r->device, r->landing, r->landing_bytes, node};
+        parts[2 * i + 1] = (struct sw_pin_part){&r->device, t->arena.base + i * each, each, node};
     }
+    return sw_pins_open(&t->pins, parts, 2 * t->rank_count);
+}
+
+/* One allocation. What the device's libraries have taken stands in the table, too. */
+static int allocate_device(struct sw_rank *r, const struct sw_byte_row *rows, int row_count) {
+    r->device_bytes = sw_placement_bytes(rows, row_count, SW_TIER_DEVICE) - r->t->taken_bytes;
+    const int ret =
+        r->device.ops->alloc(r->device.device, r->device_bytes, (void **)&r->device_base);
+    if (ret == 0) carve_device(r);
     return ret;
 }
 
-static void unpin_arena(struct sw_trainer *t) {
-    for (uint64_t at = 0; at < t->pinned_bytes; at += PIN_BYTES_MAX)
-        t->ranks[0].device.ops->unpin(t->ranks[0].device.device, t->arena.base + at);
-    t->pinned_bytes = 0;
-}
-
-static int allocate_rank(struct sw_rank *r, const struct sw_byte_row *rows, int row_count) {
+static int open_llama(struct sw_rank *r) {
     const struct sw_trainer *t = r->t;
     const int whole = t->placement.head_whole;
-    int ret = allocate_tables(r);
-    if (ret < 0) return ret;
-    r->device_bytes = sw_placement_bytes(rows, row_count, SW_TIER_DEVICE);
-    ret = r->device.ops->alloc(r->device.device, r->device_bytes, (void **)&r->device_base);
-    if (ret < 0) return ret;
-    carve_device(r);
-    ret = sw_llama_open(&r->llama, &t->model, &r->device, t->options.dtype, t->options.micro_batch,
-                        t->options.seq_len, whole, carve(r, llama_bytes(t, &t->options, whole)),
-                        r->stream);
-    return ret;
+    return sw_llama_open(&r->llama, &t->model, &r->device, t->options.dtype, t->options.micro_batch,
+                         t->options.seq_len, whole, carve(r, llama_bytes(t, &t->options, whole)),
+                         r->stream);
 }
 
 int sw_trainer_allocate(struct sw_trainer *t) {
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX];
     const int count = sw_placement_table(&t->placement, &t->input, rows);
     int ret = allocate_buffer(t);
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = allocate_tables(&t->ranks[i]);
     for (uint32_t i = 0; i < t->rank_count && ret == 0; i++)
-        ret = allocate_rank(&t->ranks[i], rows, count);
+        ret = allocate_device(&t->ranks[i], rows, count);
     if (ret < 0) return ret;
     ret = allocate_host(t, sw_placement_bytes(rows, count, SW_TIER_HOST) -
                                sw_placement_program_bytes(&t->placement, &t->input));
-    return ret < 0 ? ret : pin_arena(t);
+    if (ret == 0) ret = pin_host(t);
+    for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) ret = open_llama(&t->ranks[i]);
+    return ret;
 }
 
 static void free_rank(struct sw_rank *r) {
     if (r->device_base) r->device.ops->free(r->device.device, r->device_base, r->device_bytes);
-    if (r->landing_pinned) r->device.ops->unpin(r->device.device, r->landing);
     void *const blocks[] = {r->block_sums, r->norms, r->chunks, r->landing};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
 }
@@ -358,7 +353,7 @@ static void free_rank(struct sw_rank *r) {
 void sw_trainer_free_memory(struct sw_trainer *t) {
     sw_trainer_close_store(t);
     sw_trainer_close_spills(t);
-    unpin_arena(t);
+    sw_pins_close(&t->pins);
     sw_arena_close(&t->arena);
     for (uint32_t i = 0; t->ranks && i < t->rank_count; i++) free_rank(&t->ranks[i]);
     free(t->shard_elements);

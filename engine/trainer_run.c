@@ -43,8 +43,8 @@ static void trace_memory(const struct sw_trainer *t, uint64_t at_ns) {
     const struct sw_rank *r = &t->ranks[0];
     const uint64_t device = t->options.device_memory_bytes, host = t->options.host_memory_bytes;
     const uint64_t store_bytes = t->rank_count * t->placement.store_bytes;
-    sw_trace_memory(t->trace, SW_TIER_DEVICE, r->device_used, device ? device : r->device_bytes,
-                    at_ns);
+    sw_trace_memory(t->trace, SW_TIER_DEVICE, t->taken_bytes + r->device_used,
+                    device ? device : t->taken_bytes + r->device_bytes, at_ns);
     sw_trace_memory(t->trace, SW_TIER_HOST, t->arena.used, host ? host : t->arena.bytes, at_ns);
     sw_trace_memory(t->trace, SW_TIER_NVME, store_bytes, store_bytes, at_ns);
 }
@@ -83,7 +83,7 @@ static void report_step(struct sw_trainer *t, struct step_record *record) {
     add_up_ranks(t, record);
     r->step_clock = sw_run_step_clock(record->run, share);
     r->clock_share = share[r->step_clock];
-    r->memory_bytes[SW_TIER_DEVICE] = t->ranks[0].device_used;
+    r->memory_bytes[SW_TIER_DEVICE] = t->taken_bytes + t->ranks[0].device_used;
     r->memory_bytes[SW_TIER_HOST] = t->arena.used;
     r->memory_bytes[SW_TIER_NVME] = t->rank_count * t->placement.store_bytes;
     trace_memory(t, record->end_ns);

@@ -480,6 +480,7 @@ int sw_placement_table(const struct sw_placement *p, const struct sw_placement_i
         {"workspace", SW_TIER_DEVICE, in->workspace_bytes[p->head_whole]},
         {"batch", SW_TIER_DEVICE, in->batch_bytes},
         {"optimizer state", SW_TIER_DEVICE, p->state_bytes[SW_TIER_DEVICE]},
+        {"CUDA context and libraries", SW_TIER_DEVICE, in->taken_bytes},
         {"weights", SW_TIER_HOST, p->weight_bytes[SW_TIER_HOST]},
         {"optimizer state", SW_TIER_HOST, p->state_bytes[SW_TIER_HOST]},
         {"waiting gradients", SW_TIER_HOST, p->grad_bytes[SW_TIER_HOST]},

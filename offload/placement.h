@@ -76,6 +76,7 @@ struct sw_placement_input {
     uint64_t task_bytes;         /* and for each task that a turn has for every micro-batch */
     /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
     uint64_t budget_bytes[SW_TIER_COUNT];
+    uint64_t taken_bytes;   /* of the device's memory, by its context and libraries */
     uint64_t machine_bytes; /* of host memory that this process may use; 0: no limit */
     int device_is_apart;    /* the devices' memory is their own, none of the host's */
 };
