@@ -184,7 +184,7 @@ static int cuda_timed_event_create(struct sw_device *d, struct sw_event **out) {
 }
 
 static void cuda_event_destroy(struct sw_event *e) {
-    if (!e || e->device->given_up) return;
+    if (!e) return;
     sw_cuda_enter(e->device);
     cudaEventDestroy(e->event);
     free(e);
@@ -214,11 +214,12 @@ fail:
 }
 
 static void cuda_stream_destroy(struct sw_stream *s) {
-    if (!s || s->device->given_up) return;
+    if (!s) return;
+    const int lasts = s->device->given_up; /* what is queued, for ever */
     sw_cuda_enter(s->device);
-    sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
+    if (!lasts) sw_cuda_check(s->device, cudaStreamSynchronize(s->stream), "the end of a stream");
     cudaStreamDestroy(s->stream);
-    sw_cuda_check(s->device, cudaFree(s->workspace), "memory cannot be given back");
+    if (!lasts) sw_cuda_check(s->device, cudaFree(s->workspace), "memory cannot be given back");
     cuda_event_destroy(s->synced);
     free(s);
 }
@@ -294,8 +295,18 @@ static const char *cuda_numerics(struct sw_device *d) {
     return d->numerics;
 }
 
+/* Memory that work which never ends may still use stays the driver's. */
+static void forget_what_lasts(struct sw_device *d) {
+    while (d->given_up && d->allocations) {
+        struct sw_cuda_allocation *next = d->allocations->next;
+        free(d->allocations);
+        d->allocations = next;
+    }
+}
+
 static void cuda_close(struct sw_device *d) {
-    if (!d || d->given_up) return;
+    if (!d) return;
+    forget_what_lasts(d);
     assert(!d->allocations); /* and no streams */
     sw_cuda_enter(d);
     sw_cuda_clock_close(d);
