@@ -320,7 +320,7 @@ def what_libraries_take_counts():
                         env={"STANDIN_DEVICES": "2"})
             value, unit = dict(rows.findall(run.stdout))["CUDA context and libraries"].split()
             by_dtype.append(float(value) * units[unit])
-        t.close(by_dtype[1] - by_dtype[0], 16 << 20, 1e6, "gradients on their way", run)
+        t.close(by_dtype[1] - by_dtype[0], 16 << 20, 1e6, "gradients on their way", run=run)
         steps = t.read_log(f"{tmp}/c.jsonl")[0]
         t.close(steps[0]["memory_bytes"]["device"], bytes_of["in all"], 0.02 * bytes_of["in all"],
                 "what the log says of the device's memory")
