@@ -8,9 +8,9 @@ warp. A dropped call leaves the value of its success. Tests are tried from the c
 one fails, by wrong bits, a report or a hang. Which ones:
 
     kernels/cuda/*.cu, .h  test_cuda_operators, test_cuda_attention, test_cuda_adam and
-                           cuda_modes.py; the three programs under TSan; the tests of cuda.py
+                           cuda_modes.py; the three programs under TSan; the tests of cuda_runs.py
     kernels/cuda/*.c       the same with test_cuda_device
-    engine/, offload/      test_cuda_start, and the tests of cuda.py, each for itself
+    engine/, offload/      test_cuda_start, and the tests of cuda_runs.py, each for itself
 
 A site that no test catches is a failure, unless EXCUSED names it with a reason. The last line is
 "N sites, N caught", with "N excused" and "N missed" where there are such.
@@ -121,7 +121,7 @@ class Tests:
     """The tests of each kind of file, with what they take on the unmodified copy."""
 
     def __init__(self):
-        whole = [Test("tests/cuda.py", case) for case in cases_of("tests/cuda.py")]
+        whole = [Test("tests/cuda_runs.py", case) for case in cases_of("tests/cuda_runs.py")]
         kernels = [Test(name) for name in KERNEL_TESTS] + [Test("tests/cuda_modes.py")]
         device = [Test(name) for name in DEVICE_TESTS]
         races = [Test(name, config="tsan") for name in DEVICE_TESTS + KERNEL_TESTS]

@@ -30,7 +30,7 @@ TO_BE_FOUND = re.compile(r"lib(cublasLt|nccl)\.so")
 MODEL = ["config.json", "generation_config.json", "golden.json", "model.safetensors"]
 DATA = [*("models/stories260k/" + name for name in MODEL), "data/tinystories/train.bin",
         "data/tinyshakespeare/train.bin", "data/tinyshakespeare/val.bin"]
-SCRIPTS = ["run.py", "support.py", "golden.py", "same_bits.py", "cuda.py"]
+SCRIPTS = ["run.py", "support.py", "golden.py", "same_bits.py", "cuda_runs.py"]
 
 
 def libraries_of(path):

@@ -85,7 +85,7 @@ def rows():
             ["bf16_with_clipping", "bf16_without_clipping",
              "one_tensor_fifty_times_the_rest_goes_through_small_slots"],
             ["one_tensor_fifty_times_the_rest_goes_through_small_slots"]),
-        Row("c", "runs", "placements, resume, the host's losses", "tests/cuda.py", 80, whole,
+        Row("c", "runs", "placements, resume, the host's losses", "tests/cuda_runs.py", 80, whole,
             ["the_doctor_names_the_device"]),
         Row("c", "ranks", "several GPUs: equal bits", "tests/gpu/ranks_alike.py", 45),
         Row("d", "pytorch", "its attention, same shape", "tests/gpu/rates.py", 40,

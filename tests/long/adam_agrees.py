@@ -30,7 +30,8 @@ import os
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+# Last, as a test must not stand for an installed module of its name.
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import support as t  # noqa: E402
 
 import numpy as np  # noqa: E402
