@@ -183,6 +183,13 @@ int sw_model_open(struct sw_model *model, const char *dir) {
     return sw_model_open_cut(model, dir, SW_MODEL_PARTS_BY_RULE);
 }
 
+int sw_model_open_shape(struct sw_model *model, const struct sw_model_config *config) {
+    assert(model && config && config->heads > 0 && config->vocab > 0);
+    memset(model, 0, sizeof(*model));
+    model->config = *config;
+    return build_units(model, SW_MODEL_PARTS_BY_RULE);
+}
+
 void sw_model_close(struct sw_model *model) {
     if (!model) return;
     sw_weights_close(model->weights);

@@ -89,6 +89,8 @@ struct sw_model {
 /* 0 or -errno, reported. sw_model_open_config() reads config.json alone (a folder, or the file). */
 int sw_model_open(struct sw_model *model, const char *dir);
 int sw_model_open_config(struct sw_model *model, const char *path);
+/* A configuration that is in no file: units and counts, nothing to read. 0 or -ENOMEM. */
+int sw_model_open_shape(struct sw_model *model, const struct sw_model_config *config);
 void sw_model_close(struct sw_model *model);
 
 static inline struct sw_unit_order sw_model_order(const struct sw_model *model) {

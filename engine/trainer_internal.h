@@ -25,6 +25,7 @@
 #include "engine/llama.h"
 #include "engine/pin.h"
 #include "engine/process_name.h"
+#include "engine/sizing.h"
 #include "engine/throttle.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
@@ -261,11 +262,11 @@ static inline void sw_trainer_progress(const struct sw_trainer *t, enum sw_besid
 /* What the head has of each micro-batch of so many tokens: the FP32 gradient of its input, and the
  * statistics of the softmax. */
 static inline uint64_t sw_head_grad_bytes(const struct sw_trainer *t, uint64_t tokens) {
-    return sw_round_up(tokens * t->model.config.hidden * sizeof(float), SW_NVME_ALIGN_BYTES);
+    return sw_sizing_head_grad_bytes(&t->model, tokens);
 }
 
 static inline uint64_t sw_head_stats_bytes(uint64_t tokens) {
-    return sw_round_up(tokens * 3 * sizeof(float), SW_NVME_ALIGN_BYTES);
+    return sw_sizing_head_stats_bytes(tokens);
 }
 
 static inline const struct sw_chunk *sw_chunk_of(const struct sw_trainer *t,
