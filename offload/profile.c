@@ -266,24 +266,47 @@ static int set_entry(json_t *root, const char *drive, const struct sw_drive_prof
     return failed ? -ENOMEM : 0;
 }
 
-int sw_profile_keep(const char *folder, const struct sw_drive_profile *in) {
-    assert(folder && in && in->depth > 0);
-    assert(in->block_bytes > 0 && in->block_bytes % ALIGN_BYTES == 0);
-    char path[PATH_MAX], drive[2 * PATH_MAX];
+/* The profile to be changed, or a new one; NULL: it is to stay as it is. 0 or -errno, reported. */
+static int load_to_change(const char *path, json_t **root) {
     int foreign;
-    sw_profile_path(path, sizeof(path));
-    if (!*path) return 0;
-    int ret = sw_profile_identity(folder, drive, sizeof(drive));
-    if (ret) return ret;
-    json_t *root = load(path, &foreign);
+    *root = load(path, &foreign);
     if (foreign) {
         sw_error("profile: '%s' is of a later version and is left as it is", path);
         return -EPROTO;
     }
-    if (!root) root = json_pack("{s:i, s:[]}", "schema", SCHEMA, "drives");
-    ret = root ? set_entry(root, drive, in) : -ENOMEM;
+    if (!*root) *root = json_pack("{s:i, s:[]}", "schema", SCHEMA, "drives");
+    return *root ? 0 : -ENOMEM;
+}
+
+static int store_changed(int ret, json_t *root, const char *path) {
     if (!ret) ret = write_whole(root, path);
     if (ret) sw_error("profile: '%s' cannot be written: %s", path, strerror(-ret));
     json_decref(root);
     return ret;
+}
+
+int sw_profile_keep(const char *folder, const struct sw_drive_profile *in) {
+    assert(folder && in && in->depth > 0);
+    assert(in->block_bytes > 0 && in->block_bytes % ALIGN_BYTES == 0);
+    char path[PATH_MAX], drive[2 * PATH_MAX];
+    json_t *root;
+    sw_profile_path(path, sizeof(path));
+    if (!*path) return 0;
+    int ret = sw_profile_identity(folder, drive, sizeof(drive));
+    if (ret) return ret;
+    ret = load_to_change(path, &root);
+    if (ret == -EPROTO) return ret;
+    return store_changed(ret ? ret : set_entry(root, drive, in), root, path);
+}
+
+int sw_profile_merge(const json_t *keys) {
+    assert(json_is_object(keys));
+    char path[PATH_MAX];
+    json_t *root;
+    sw_profile_path(path, sizeof(path));
+    if (!*path) return 0;
+    int ret = load_to_change(path, &root);
+    if (ret == -EPROTO) return ret;
+    if (ret == 0 && json_object_update_recursive(root, (json_t *)keys)) ret = -ENOMEM;
+    return store_changed(ret, root, path);
 }

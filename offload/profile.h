@@ -3,7 +3,10 @@
  *
  *     {"schema": 1, "drives": [{"drive": "vda /dev/vda ext4 270553174016", "block_bytes": 524288,
  *      "depth": 8, "read_bytes_per_s": 2.6e9, "write_bytes_per_s": 1.4e9,
- *      "mixed_bytes_per_s": 2.7e9, "measured": "2026-01-31"}]}
+ *      "mixed_bytes_per_s": 2.7e9, "measured": "2026-01-31"}],
+ *      "machine": {"cores": 8, "memory_bytes_per_s": 1.6e11, ...}, "numa_nodes": [{...}, ...]}
+ *
+ * A run uses the drives' part; the rest is for plans (plan/machine.h).
  *
  * Its path is $SPILLWAY_PROFILE (set and empty: there is no profile, and none is kept), else
  * machine.json in spillway/ of $XDG_CONFIG_HOME or $HOME/.config. A damaged profile is warned of
@@ -11,6 +14,7 @@
  * but two writers at once keep one's entry. Errors: -errno, reported. */
 #ifndef OFFLOAD_PROFILE_H
 #define OFFLOAD_PROFILE_H
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,8 +28,8 @@ struct sw_drive_profile {
 /* The profile's path in out, "" when there is none to have. */
 void sw_profile_path(char *out, size_t out_size);
 
-/* Names the drive that holds a folder, the same for all folders on it: its block device, what
- * what is mounted, the file system's type and size. 0 or -errno. */
+/* Names the drive that holds a folder, the same for all folders on it: its block device, what is
+ * mounted, the file system's type and size. 0 or -errno. */
 int sw_profile_identity(const char *folder, char *out, size_t out_size);
 
 /* What is known of the drive that holds the folder. 1, 0 when nothing is, or -errno. */
@@ -34,5 +38,9 @@ int sw_profile_drive(const char *folder, struct sw_drive_profile *out);
 /* Keeps it as known, instead of what was; the file is replaced whole, or stays as it was. Does
  * nothing where sw_profile_path() is "". */
 int sw_profile_keep(const char *folder, const struct sw_drive_profile *in);
+
+/* Puts an object's keys into the profile: objects in it are completed key by key, all else takes
+ * the place of what was. The same of files and errors. */
+int sw_profile_merge(const json_t *keys);
 
 #endif

@@ -235,6 +235,36 @@ hwloc_topology_t sw_topology_load(void) {
     return NULL;
 }
 
+static int list_nodes(hwloc_topology_t topo, hwloc_cpuset_t mask, struct sw_numa_node *nodes) {
+    int count = 0;
+    for (hwloc_obj_t node = NULL;
+         (node = hwloc_get_next_obj_by_type(topo, HWLOC_OBJ_NUMANODE, node)) != NULL;) {
+        if (count == SW_NUMA_NODES_MAX || !node->cpuset ||
+            !hwloc_bitmap_intersects(node->cpuset, mask))
+            continue;
+        hwloc_bitmap_t both = hwloc_bitmap_alloc();
+        if (!both) continue;
+        hwloc_bitmap_and(both, node->cpuset, mask);
+        nodes[count++] = (struct sw_numa_node){(int)node->os_index, sw_topology_cores(topo, both),
+                                               node->attr->numanode.local_memory};
+        hwloc_bitmap_free(both);
+    }
+    return count;
+}
+
+int sw_topology_numa(const struct sw_topology *t, struct sw_numa_node nodes[SW_NUMA_NODES_MAX]) {
+    int count = 0;
+    hwloc_topology_t topo = t->numa_nodes > 1 ? sw_topology_load() : NULL;
+    hwloc_cpuset_t mask = topo ? hwloc_bitmap_alloc() : NULL;
+    if (mask && hwloc_get_cpubind(topo, mask, HWLOC_CPUBIND_THREAD) == 0)
+        count = list_nodes(topo, mask, nodes);
+    hwloc_bitmap_free(mask);
+    if (topo) hwloc_topology_destroy(topo);
+    if (count > 1) return count;
+    nodes[0] = (struct sw_numa_node){-1, t->cores, t->memory_bytes};
+    return 1;
+}
+
 static void read_hwloc(struct sw_topology *t) {
     hwloc_topology_t topo = sw_topology_load();
     if (!topo) return;

@@ -22,6 +22,17 @@ struct sw_topology {
 /* 0 or -errno, reported. Read once; cheap. */
 int sw_topology_read(struct sw_topology *topology);
 
+/* A NUMA node with cores in the affinity mask. */
+struct sw_numa_node {
+    int id;    /* as the system counts; -1: the whole machine, where nodes cannot be told apart */
+    int cores; /* of the node, in the mask */
+    uint64_t memory_bytes;
+};
+enum { SW_NUMA_NODES_MAX = 64 };
+/* Fills nodes; their count, at least 1. */
+int sw_topology_numa(const struct sw_topology *topology,
+                     struct sw_numa_node nodes[SW_NUMA_NODES_MAX]);
+
 /* The NUMA node next to a device at a PCI address ("0000:3B:00.0"), as the system counts; -1: none
  * is nearer than others, or it is unknown. */
 int sw_topology_bus_node(const char *address);

@@ -227,12 +227,40 @@ static void what_cannot_be_written_is_reported(void **state) {
     assert_reported("absent");
 }
 
+/* Objects are completed, all else is replaced, and drives stay. */
+static void keys_are_merged(void **state) {
+    (void)state;
+    json_t *first = json_pack("{s:{s:i, s:i}, s:[i, i]}", "machine", "a", 1, "b", 2, "list", 1, 2);
+    json_t *second = json_pack("{s:{s:i}, s:[i]}", "machine", "b", 3, "list", 4);
+    assert_int_equal(sw_profile_merge(first), 0);
+    assert_int_equal(sw_profile_keep(in_folder(""), &known), 0);
+    assert_int_equal(sw_profile_merge(second), 0);
+    found_is(in_folder(""), &known);
+    json_t *got = json_load_file(in_folder("machine.json"), 0, NULL);
+    json_t *want = json_pack("{s:{s:i, s:i}, s:[i]}", "machine", "a", 1, "b", 3, "list", 4);
+    assert_true(json_equal(json_object_get(got, "machine"), json_object_get(want, "machine")));
+    assert_true(json_equal(json_object_get(got, "list"), json_object_get(want, "list")));
+    assert_int_equal(json_array_size(json_object_get(got, "drives")), 1);
+    json_decref(got);
+    json_decref(want);
+    json_decref(second);
+    /* A file of a later version stays. */
+    profile_is("{\"schema\": 2}");
+    assert_int_equal(sw_profile_merge(first), -EPROTO);
+    assert_reported("later version");
+    char *text = file_read(in_folder("machine.json"), &(size_t){0});
+    assert_string_equal(text, "{\"schema\": 2}");
+    free(text);
+    json_decref(first);
+}
+
 int main(void) {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(what_was_kept_is_found),
         CASE(folders_of_a_drive_share_an_entry),
         CASE(another_drive_is_another_entry),
+        CASE(keys_are_merged),
         CASE(what_is_unknown_stays),
         CASE(damage_is_warned_of_and_is_none),
         CASE(damaged_entries_are_none),
