@@ -50,9 +50,11 @@ enum { SW_BENCH_ADAM_KINDS = 6 };
 
 struct sw_bench_adam;
 
-/* Memory for cases of at most params_max parameters, filled. 0 or -errno, reported. */
+/* Memory for cases of at most params_max parameters, filled; on a NUMA node (-1: any), which
+ * sw_bench_adam_memory() tells to a team. 0 or -errno, reported. */
 int sw_bench_adam_open(struct sw_bench_adam **bench, const struct sw_adam_variant *variant,
-                       uint64_t params_max);
+                       uint64_t params_max, int node);
+const void *sw_bench_adam_memory(const struct sw_bench_adam *bench, uint64_t *bytes);
 void sw_bench_adam_close(struct sw_bench_adam *bench); /* NULL is fine */
 
 /* Fills row's figures in about `seconds`: interleaved rounds of update and limit. 0 or -EINTR. */
@@ -64,6 +66,13 @@ int sw_bench_adam_measure(struct sw_bench_adam *bench, struct sw_bench_adam_row 
 int sw_bench_adam_kinds(const struct sw_adam_variant *variant, uint64_t params, int threads,
                         double seconds, struct sw_bench_adam_kind out[SW_BENCH_ADAM_KINDS]);
 
+/* The drives of folders as `bench nvme` measures them, one by one and then together, about
+ * `seconds` for each; kept in the machine profile. size: of scratch, 0: by what is free. quiet:
+ * prints no table. The exit status. */
+int sw_bench_nvme_drives(const char *const *folders, uint32_t count, double seconds, uint64_t size,
+                         int quiet);
+
+int sw_cmd_bench_all(int argc, char **argv);
 int sw_cmd_bench_adam(int argc, char **argv);
 int sw_cmd_bench_nvme(int argc, char **argv);
 

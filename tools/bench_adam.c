@@ -89,12 +89,13 @@ static void fill_grad(void *grad, enum sw_dtype dtype, uint64_t count) {
 }
 
 int sw_bench_adam_open(struct sw_bench_adam **bench, const struct sw_adam_variant *variant,
-                       uint64_t params_max) {
+                       uint64_t params_max, int node) {
     struct sw_bench_adam *b = calloc(1, sizeof(*b));
     if (!b) return -ENOMEM;
     const uint64_t floats = sw_arena_need(params_max * sizeof(float) + 5 * SKEW_BYTES);
-    const int ret = sw_arena_open(
-        &b->arena, 4 * floats + sw_arena_need(params_max * sizeof(sw_bf16) + 5 * SKEW_BYTES));
+    const struct sw_arena_piece piece = {
+        4 * floats + sw_arena_need(params_max * sizeof(sw_bf16) + 5 * SKEW_BYTES), node};
+    const int ret = sw_arena_open_pieces(&b->arena, &piece, 1);
     if (ret) {
         free(b);
         return ret;
@@ -119,6 +120,11 @@ int sw_bench_adam_open(struct sw_bench_adam **bench, const struct sw_adam_varian
     }
     *bench = b;
     return 0;
+}
+
+const void *sw_bench_adam_memory(const struct sw_bench_adam *b, uint64_t *bytes) {
+    *bytes = b->arena.bytes;
+    return b->arena.base;
 }
 
 void sw_bench_adam_close(struct sw_bench_adam *b) {

@@ -16,6 +16,8 @@ static const struct {
     int (*run)(int argc, char **argv);
 } benches[] = {
     {"adam", "the optimizer step on the CPU, against the memory limit", sw_cmd_bench_adam},
+    {"all", "this machine, for spillway plan: memory, drives, copies, products, ranks",
+     sw_cmd_bench_all},
     {"nvme", "the drives, as the store uses them, and their best setting", sw_cmd_bench_nvme},
 };
 enum { BENCHES = sizeof(benches) / sizeof(benches[0]) };

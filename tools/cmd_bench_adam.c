@@ -251,7 +251,7 @@ static int print_json(const struct report *r) {
 static int measure(struct report *r) {
     const double begin = sw_bench_now();
     struct sw_bench_adam *bench;
-    int ret = sw_bench_adam_open(&bench, r->variant, largest(r));
+    int ret = sw_bench_adam_open(&bench, r->variant, largest(r), -1);
     if (ret) return ret;
     const double rows_end = begin + r->options.seconds * (KINDS_SHARE - 1) / KINDS_SHARE;
     for (int i = 0; i < r->row_count; i++) {

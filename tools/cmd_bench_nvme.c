@@ -42,6 +42,7 @@ struct options {
     double seconds;
     uint64_t size;
     int json, no_profile;
+    int quiet; /* neither */
     const char *block, *depth;
     const char *nvme[FOLDERS_MAX];
     uint32_t nvme_count;
@@ -324,7 +325,7 @@ static int run_drive(struct report *r, struct drive *d, double seconds) {
     ret = measure(r, d, seconds);
     sw_nvme_measure_close(d->bench.measure);
     if (!ret && d->folder_count == 1 && keep(r, d) < 0) ret = -EIO;
-    if (!r->options.json && (!ret || ret == -EINTR)) print_drive(d);
+    if (!r->options.json && !r->options.quiet && (!ret || ret == -EINTR)) print_drive(d);
     return ret;
 }
 
@@ -380,14 +381,37 @@ static int run(struct report *r) {
     return 128 + sw_bench_stopped();
 }
 
-int sw_cmd_bench_nvme(int argc, char **argv) {
+static struct report *report_open(void) {
     struct report *r = calloc(1, sizeof(*r));
-    struct sw_parsed parsed;
     if (r) r->drives = calloc(FOLDERS_MAX + 1, sizeof(*r->drives));
-    if (!r || !r->drives) {
-        free(r);
-        return SW_EXIT_FAILED;
-    }
+    if (r && r->drives) return r;
+    free(r);
+    sw_error("bench nvme: no memory for its tables");
+    return NULL;
+}
+
+static void report_close(struct report *r) {
+    for (uint32_t i = 0; i < r->drive_count; i++) free(r->drives[i].name);
+    free(r->drives);
+    free(r);
+}
+
+int sw_bench_nvme_drives(const char *const *folders, uint32_t count, double seconds, uint64_t size,
+                         int quiet) {
+    struct report *r = report_open();
+    if (!r) return SW_EXIT_FAILED;
+    r->options =
+        (struct options){.seconds = seconds, .size = size, .quiet = quiet, .nvme_count = count};
+    memcpy(r->options.nvme, folders, count * sizeof(*folders));
+    const int status = run(r);
+    report_close(r);
+    return status;
+}
+
+int sw_cmd_bench_nvme(int argc, char **argv) {
+    struct report *r = report_open();
+    struct sw_parsed parsed;
+    if (!r) return SW_EXIT_FAILED;
     r->options.seconds = 10;
     r->options.nvme[0] = ".";
     r->options.nvme_count = 1;
@@ -397,8 +421,6 @@ int sw_cmd_bench_nvme(int argc, char **argv) {
     else
         ret = ret > 0 ? SW_EXIT_OK : SW_EXIT_USAGE;
     sw_parsed_close(&parsed);
-    for (uint32_t i = 0; i < r->drive_count; i++) free(r->drives[i].name);
-    free(r->drives);
-    free(r);
+    report_close(r);
     return ret;
 }

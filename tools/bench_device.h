@@ -1,0 +1,28 @@
+/* tools/bench_device.h - what a device does for a plan: copies, its own memory, products, and what
+ * several of them do together. Everything is looked at before it is timed. Rates are per second;
+ * 0: not measured. Errors: 0 or -errno, reported; -EINTR, which is not, after a signal. */
+#ifndef TOOLS_BENCH_DEVICE_H
+#define TOOLS_BENCH_DEVICE_H
+#include "kernels/device.h"
+
+struct sw_bench_copies {
+    double h2d, d2h, both; /* pinned; both: added up */
+    double h2d_pageable, d2h_pageable;
+    double inside; /* read and written, by a copy inside the device's memory */
+};
+
+/* In about `seconds`; blocks of `bytes` each. */
+int sw_bench_copies(const struct sw_device_handle *d, uint64_t bytes, double seconds,
+                    struct sw_bench_copies *out);
+
+/* Operations per second of the products of a decoder layer and of their gradients, in BF16, each as
+ * often as a step has it. */
+int sw_bench_products(const struct sw_device_handle *d, uint64_t tokens, uint64_t hidden,
+                      double seconds, double *flops_per_s);
+
+/* Bytes that each of `ranks` sends in an all-gather and a reduce-scatter of `bytes` in all. Devices
+ * of GPUs talk through their own library, those of the host through its memory. */
+int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int on_gpus,
+                   uint64_t bytes, double seconds, double *gather, double *scatter);
+
+#endif
