@@ -131,7 +131,7 @@ isa_srcs := $(wildcard kernels/host/*_isa.c offload/*_isa.c)
 # The plugin's source, which the library does without.
 mpi_srcs := engine/collective_mpi.c
 lib_srcs := $(filter-out $(isa_srcs) $(mpi_srcs),$(wildcard base/*.c cpu_adam/*.c nvme/*.c \
-              kernels/*.c kernels/host/*.c offload/*.c engine/*.c))
+              kernels/*.c kernels/host/*.c offload/*.c engine/*.c plan/*.c))
 lib_objs := $(lib_srcs:%=$(O)/%.o) $(foreach i,$(isas),$(isa_srcs:%.c=$(O)/%.$(i).o))
 # Sanitizers have their own malloc.
 tool_objs := $(patsubst %,$(O)/%.o,$(filter-out $(if $(san),tools/alloc_hooks.c), \
@@ -307,10 +307,16 @@ $(O)/tests/test_adam_alone: $(O)/tests/test_adam_alone.c.o $(adam_alone)
 # The options are tools/, which is not in the library, and their TOML parser is C++.
 $(O)/tests/test_options: $(filter $(O)/tools/command_line%.o $(O)/tools/toml_%.o,$(tool_objs))
 $(O)/tests/test_options: libs += -lstdc++
+# And so are the lines that a plan offers.
+$(O)/tests/test_plan_decide: $(filter $(O)/tools/command_line%.o $(O)/tools/toml_%.o \
+                               $(O)/tools/plan_%.o,$(tool_objs))
+$(O)/tests/test_plan_decide: libs += -lstdc++
 
 # The page of `spillway report` is put into the program; tests of its arithmetic are of tools/ too.
 $(O)/tools/report_template.c.o: tools/report.html tools/report.css tools/report.js
 $(O)/tests/test_report: $(filter $(O)/tools/report_%.o,$(tool_objs))
+# So are the profiles of machines.
+$(O)/plan/machine_shipped.c.o: $(wildcard plan/machines/*.json)
 # What the program's own malloc does to whoever calls it, a matrix product above all.
 $(O)/tests/test_alloc_guard: $(filter $(O)/tools/alloc_hooks.c.o,$(tool_objs))
 

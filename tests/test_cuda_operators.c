@@ -9,6 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 #include "engine/llama.h"
+#include "kernels/cuda_sizes.h"
 #include "tests/support_cuda.h"
 #include "tests/support_reference.h"
 
@@ -635,10 +636,26 @@ static void a_slice_of_the_head_is_long_enough(void **state) {
     assert_int_equal(sw_llama_head_slice(&model, &cuda_dev.handle, 100), 100);
 }
 
+/* A plan counts them where no back end is to be asked. */
+static void scratch_sizes_are_those_of_a_plan(void **state) {
+    (void)state;
+    const struct cuda_device *d = &cuda_dev;
+    for (uint64_t n = 1; n < 100000; n += 1 + n / 7)
+        for (uint64_t width = 64; width <= 16384; width *= 4)
+            assert_int_equal(sw_cuda_sizes_rmsnorm(n, width),
+                             d->ops->rmsnorm_scratch_bytes(d->device, n, width));
+    for (uint32_t time = 16; time <= 4096; time *= 4) {
+        const struct sw_attention shape = {3, time, 8, 2, 64, 0.125f, NULL};
+        assert_int_equal(sw_cuda_sizes_attention(&shape),
+                         d->ops->attention_scratch_bytes(d->device, &shape));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rmsnorm_matches_double_and_differences),
         cmocka_unit_test(rmsnorm_of_a_long_row),
+        cmocka_unit_test(scratch_sizes_are_those_of_a_plan),
         cmocka_unit_test(rope_turns_and_turns_back),
         cmocka_unit_test(swiglu_matches_double_and_differences),
         cmocka_unit_test(swiglu_of_extreme_gates_stays_finite),

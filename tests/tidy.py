@@ -28,7 +28,8 @@ BELOW = {
     "kernels": {"base"},
     "offload": {"base", "cpu_adam", "nvme", "kernels"},
     "engine": {"base", "cpu_adam", "nvme", "kernels", "offload"},
-    "tools": {"base", "cpu_adam", "nvme", "kernels", "offload", "engine"},
+    "plan": {"base", "cpu_adam", "nvme", "kernels", "offload", "engine"},
+    "tools": {"base", "cpu_adam", "nvme", "kernels", "offload", "engine", "plan"},
 }
 
 

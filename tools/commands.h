@@ -9,6 +9,7 @@ int sw_cmd_inspect(int argc, char **argv);
 int sw_cmd_init(int argc, char **argv);
 int sw_cmd_doctor(int argc, char **argv);
 int sw_cmd_bench(int argc, char **argv);
+int sw_cmd_plan(int argc, char **argv);
 int sw_cmd_report(int argc, char **argv);
 
 #endif

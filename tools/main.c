@@ -16,6 +16,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"train", "fine-tune a model", sw_cmd_train},
+    {"plan", "say whether a training fits a machine, how, and with which options", sw_cmd_plan},
     {"export", "write a run's optimizer as safetensors, for train --import", sw_cmd_export},
     {"inspect", "show a model folder: configuration, parameters, files", sw_cmd_inspect},
     {"init", "make a model folder with random weights from a configuration", sw_cmd_init},

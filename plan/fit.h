@@ -1,0 +1,41 @@
+/* plan/fit.h - what a run would really take of a machine's memory: the placement that the trainer
+ * itself would build, beside what the machine has. */
+#ifndef PLAN_FIT_H
+#define PLAN_FIT_H
+#include "engine/options.h"
+#include "engine/sizing.h"
+#include "offload/placement.h"
+#include "plan/machine.h"
+#include "plan/subject.h"
+
+/* The case that a plan is about. Everything is the caller's and stays as it is. */
+struct sw_plan_case {
+    const struct sw_subject *subject;
+    const struct sw_machine *machine;
+    /* As given: what is open stays so, but for seq_len and ranks (of one machine), device (HOST or
+     * CUDA) and grad_dtype, which are settled. */
+    struct sw_train_options options;
+    uint32_t nodes; /* machines like this one, each with a process of so many ranks */
+};
+
+/* Settles the former: rows of min(512, the model's limit), a rank for each GPU. 0 or -EINVAL,
+ * reported, where ranks and GPUs do not go together. */
+int sw_plan_case_settle(struct sw_plan_case *c);
+
+struct sw_fit {
+    struct sw_train_options options; /* as tried, with all that a run would resolve */
+    int fits;
+    enum sw_tier short_of; /* where it does not; SW_TIER_COUNT: memory that device and host share */
+    /* Of one rank on the device, of one machine on the others; a bare count's state by its count.
+     * budget 0: no limit is known. */
+    double need_bytes[SW_TIER_COUNT], budget_bytes[SW_TIER_COUNT];
+    double state_bytes[SW_TIER_COUNT];         /* of need: weights, waiting gradients, records */
+    struct sw_byte_row rows[SW_BYTE_ROWS_MAX]; /* of the subject's units */
+    int row_count;
+    uint32_t kept_groups;
+};
+
+/* Tries options whose placements are all chosen. 0 (whether it fits or not) or -errno, reported. */
+int sw_plan_fit(const struct sw_plan_case *c, const struct sw_train_options *o, struct sw_fit *out);
+
+#endif

@@ -1,0 +1,83 @@
+/* plan/machine.h - a machine as a plan sees it: what memory it has and how fast each part is.
+ *
+ * Figures come from the machine profile (offload/profile.h), which `spillway bench all` fills, or
+ * from a shipped profile of the same form, whose figures are published peaks. 0 means unknown; a
+ * machine without GPUs computes on its CPUs. Rates are per second, copies and links are one GPU's.
+ * Pure data: any thread may read. Errors: 0 or -errno, reported. */
+#ifndef PLAN_MACHINE_H
+#define PLAN_MACHINE_H
+#include <jansson.h>
+#include <stdint.h>
+
+enum { SW_MACHINE_DRIVES_MAX = 64, SW_MACHINE_NUMA_MAX = 64 };
+
+struct sw_machine_drive {
+    char name[128];
+    double bytes; /* of its file system or its data sheet */
+    double read_bytes_per_s, write_bytes_per_s;
+    double mixed_bytes_per_s; /* both directions together, as much of each */
+};
+
+struct sw_machine_numa { /* a NUMA node */
+    double cores, memory_bytes, memory_bytes_per_s, adam_bytes_per_s;
+};
+
+struct sw_machine {
+    char name[256], about[256], gpu[64];
+    char measured[16]; /* the date; "": nobody measured it */
+
+    double gpus, gpu_memory_bytes;
+    double gpu_reserved_bytes;     /* that contexts and libraries take */
+    double gpu_memory_bytes_per_s; /* of its own memory */
+    double flops_per_s;            /* of BF16 products with FP32 sums; without GPUs, the CPUs' */
+
+    double h2d_bytes_per_s, d2h_bytes_per_s; /* pinned, alone */
+    double both_bytes_per_s;                 /* pinned, both ways at once, added up */
+    double h2d_pageable_bytes_per_s, d2h_pageable_bytes_per_s;
+    double gather_bytes_per_s, scatter_bytes_per_s; /* that each rank sends meanwhile */
+
+    double cores;
+    double cpus; /* processing units that threads may run on; 0: as many as cores */
+    double memory_bytes;
+    double memory_bytes_per_s; /* reads and writes together, of all NUMA nodes */
+    double adam_bytes_per_s;   /* of gradient, state and weight that the update moves, likewise */
+    uint32_t numa_count;       /* 0: not told one by one */
+    struct sw_machine_numa numa[SW_MACHINE_NUMA_MAX];
+
+    uint32_t drive_count;
+    struct sw_machine_drive drives[SW_MACHINE_DRIVES_MAX];
+};
+
+/* A file, or the name of a shipped profile, and changes to it: "8xh100", "my.json",
+ * "8xh100:ram=1T,nvme=8xgen5,pcie=50G". sw_machine_changes() lists what can be changed. NULL: this
+ * machine, with what the user's own profile says of it. A file wins over a name. */
+int sw_machine_open(struct sw_machine *out, const char *text);
+
+/* Of this machine: the drives are those of the folders, one each, with what is free there, and with
+ * the rates that the user's profile has of them. Without folders it is the current one, for the
+ * output folder that nobody has named yet. 0 or -errno, reported. */
+#define SW_MACHINE_OUT_FOLDER "the output folder"
+int sw_machine_use_folders(struct sw_machine *m, const char *const *folders, uint32_t count);
+
+/* The figures of a profile. `path` is for messages. */
+int sw_machine_parse(struct sw_machine *out, const json_t *root, const char *path);
+
+/* Sets one figure by the name that it has in a profile's "machine" object. -ENOENT, not reported,
+ * when there is no such figure. */
+int sw_machine_set(struct sw_machine *m, const char *figure, double value);
+/* All figures, by that name: the i-th one's name and value; NULL behind the last. */
+const char *sw_machine_figure(const struct sw_machine *m, int i, double *value);
+
+/* Changes of the form "ram=1T,nvme=8xgen5". */
+int sw_machine_change(struct sw_machine *m, const char *changes);
+/* The i-th change in words: "ram=SIZE" and what it does; NULL behind the last. */
+const char *sw_machine_changes(int i, const char **what);
+
+/* The i-th shipped profile: its name, its text and what the bare name means; NULL behind the last.
+ */
+const char *sw_machine_shipped(int i, const char **text);
+
+/* Of all drives together. */
+double sw_machine_drive_bytes(const struct sw_machine *m);
+
+#endif

@@ -1,0 +1,38 @@
+/* tools/plan.h - what the files of `spillway plan` share: its options, and what it says. */
+#ifndef TOOLS_PLAN_H
+#define TOOLS_PLAN_H
+#include <stdio.h>
+#include "plan/decide.h"
+#include "tools/command_line.h"
+
+struct sw_plan_command_options {
+    struct sw_train_options train; /* first: the options of train keep their places */
+    const char *machine;
+    uint32_t nodes;
+    int json;
+};
+
+/* train's options and plan's own. The table is static storage. */
+const struct sw_command *sw_plan_command(void);
+
+/* The words of the train command that a step amounts to: what the user gave on the command line,
+ * but for options of plan's own, and the step's in their place. Ends with NULL; *count words. NULL
+ * without memory. Frees with sw_plan_words_free(). */
+char **sw_plan_words(const struct sw_parsed *parsed, const struct sw_plan_case *c,
+                     const struct sw_plan_step *step, int *count);
+void sw_plan_words_free(char **words);
+
+/* All that is said of a case. words: NULL where nothing fits. */
+void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words,
+                   FILE *out);
+json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words);
+
+/* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
+const char *sw_plan_size(double bytes, char *out, size_t out_size);
+/* The lines of the decision: the i-th step's verdict, then the reason for the choice. */
+void sw_plan_verdict(const struct sw_plan_case *c, const struct sw_plan_decision *d, int i,
+                     char *out, size_t out_size);
+void sw_plan_conclusion(const struct sw_plan_case *c, const struct sw_plan_decision *d, char *out,
+                        size_t out_size);
+
+#endif
