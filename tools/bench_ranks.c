@@ -148,8 +148,9 @@ int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int o
     struct rank *all = calloc(ranks, sizeof(*all));
     int ret = all ? 0 : -ENOMEM;
     if (ret == 0)
-        ret = on_gpus ? sw_comm_open_devices(comms, devices, ranks, TIMEOUT_S, failed, NULL)
-                      : sw_comm_open_host(comms, ranks, TIMEOUT_S);
+        ret = on_gpus
+                  ? sw_comm_open_devices(comms, devices, ranks, SW_FP32, TIMEOUT_S, failed, NULL)
+                  : sw_comm_open_host(comms, ranks, TIMEOUT_S);
     if (ret == -ENOTSUP) sw_error("bench: the devices form no group, so no ranks are measured");
     for (uint32_t i = 0; all && i < ranks; i++) {
         all[i].device = &devices[i];
