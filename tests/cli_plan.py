@@ -84,6 +84,9 @@ def bytes_are_those_of_train():
             run = t.spillway(*words, "--dry-run", rc=0, env=no_profile(tmp))
             totals = t.totals(run.stdout)
             need = report["decision"]["steps"][-1]["need_bytes"]
+            for r in report["decision"]["rows"]:
+                t.close(t.table(run.stdout, r["tier"], r["what"]), r["bytes"], 0.005,
+                        f"{r['tier']} {r['what']} of case {number}", relative=True, run=run)
             for tier in ("device", "host", "nvme"):
                 rows = sum(r["bytes"] for r in report["decision"]["rows"] if r["tier"] == tier)
                 t.equal(rows, need[tier], f"{tier} of case {number}", run)
@@ -156,6 +159,10 @@ def names_and_options_are_in_the_help():
     for word in (*PEAKS, "llama-3-405b", "smollm2-135m", "--machine", "--nodes", "--json",
                  "--optimizer", "ram=SIZE", "nvme=NxCLASS", "exit status"):
         t.contains(run.stdout, word, "the help", run)
+    bench_help = t.spillway("bench", "all", "--help", rc=0)
+    for word in ("--nvme", "--seconds", "--size", "--profile", "--json", "SPILLWAY_PROFILE"):
+        t.contains(bench_help.stdout, word, "the help", bench_help)
+    t.contains(t.spillway("bench", "--help", rc=0).stdout, "all", "the benchmarks")
     for word in ("--dry-run", "--trace"):
         t.check(word not in run.stdout, f"{word}, which plan has not", run)
     t.contains(t.spillway("--help", rc=0).stdout, "plan", "the commands")

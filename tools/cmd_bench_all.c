@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,6 +125,12 @@ static int keep(struct report *r) {
 
 /* ---- the parts ---- */
 
+struct node_part {
+    struct report *r;
+    const struct sw_adam_variant *variant;
+    int i, ret;
+};
+
 /* A node's memory, its cores at work on it. */
 static int measure_node(struct report *r, const struct sw_adam_variant *variant, int i) {
     const struct sw_numa_node *node = &r->nodes[i];
@@ -157,11 +164,30 @@ static int measure_node(struct report *r, const struct sw_adam_variant *variant,
     return ret;
 }
 
+static void *run_node(void *arg) {
+    struct node_part *part = arg;
+    part->ret = measure_node(part->r, part->variant, part->i);
+    return NULL;
+}
+
+/* In a thread of its own, as it is bound to the node, and so is its team. */
+static int measure_node_apart(struct report *r, const struct sw_adam_variant *variant, int i) {
+    struct node_part part = {r, variant, i, 0};
+    pthread_t thread;
+    const int error = pthread_create(&thread, NULL, run_node, &part);
+    if (error) {
+        sw_error("bench all: a thread cannot be started: %s", strerror(error));
+        return -error;
+    }
+    pthread_join(thread, NULL);
+    return part.ret;
+}
+
 static int measure_memory(struct report *r) {
     const struct sw_adam_variant *variant;
     int ret = sw_bench_adam_verify();
     if (ret == 0) ret = sw_adam_pick(&variant);
-    for (int i = 0; i < r->node_count && ret == 0; i++) ret = measure_node(r, variant, i);
+    for (int i = 0; i < r->node_count && ret == 0; i++) ret = measure_node_apart(r, variant, i);
     return ret;
 }
 
