@@ -242,7 +242,7 @@ static void every_offer_is_taken_by_train(void **state) {
     static const char *const extra[] = {
         "", " --seq-len 2048 --micro-batch 2 --accumulate 4 --lr 1e-4 --steps 100 --seed 3",
         " --optimizer nvme --checkpoint-every 2 --moments 8bit --clip 0 --overlap backward",
-        " --freeze model.layers.[0-7].* --nvme /a,/b --commit-every 5 --nodes 2"};
+        " --freeze model.layers.[0-7].* --nvme /a,/b --nodes 2"};
     int offers = 0;
     for (int shape = 0; sw_subject_shape(shape); shape++)
         for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++)
