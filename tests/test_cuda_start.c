@@ -55,6 +55,20 @@ static int close_devices(void **state) {
     return 0;
 }
 
+/* Where it is only helps to place a rank: not to know it is no error, now or in the next call. */
+static void a_device_knows_where_it_is(void **state) {
+    (void)state;
+    char address[SW_BUS_ADDRESS_BYTES];
+    ops->bus_address(devices[1].device, address);
+    assert_string_equal(address, "0000:3C:00.0");
+    setenv("STANDIN_FAIL", "cudaDeviceGetPCIBusId:1", 1);
+    ops->bus_address(devices[1].device, address);
+    unsetenv("STANDIN_FAIL");
+    assert_string_equal(address, "");
+    assert_string_equal(log_text(), "");
+    assert_int_equal(ops->load(devices[1].device), 0);
+}
+
 /* ---- pairs ---- */
 
 static uint64_t all_free(void) {
@@ -424,6 +438,7 @@ int main(void) {
     if (getenv("SW_TEST_CALL")) return settle_and_call();
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_devices, close_devices)
     const struct CMUnitTest tests[] = {
+        TEST(a_device_knows_where_it_is),
         TEST(copies_between_devices_are_tried),
         TEST(wrong_bytes_take_the_way_through_the_host),
         TEST(bytes_that_stay_wrong_are_refused),

@@ -81,10 +81,6 @@ struct gpu_kernel {
     const gpu_kernel *next;
     explicit gpu_kernel(const void *kernel);
 };
-inline const gpu_kernel *gpu_kernels = nullptr;
-inline gpu_kernel::gpu_kernel(const void *kernel) : at(kernel), next(gpu_kernels) {
-    gpu_kernels = this;
-}
 template <auto KERNEL>
 struct gpu_listed {
     static const gpu_kernel node;

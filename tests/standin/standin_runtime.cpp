@@ -104,6 +104,7 @@ cudaError_t cudaGetDevice(int *device) {
 }
 cudaError_t cudaDeviceGetPCIBusId(char *address, int size, int device) {
     AT_START(0);
+    MAY_FAIL(cudaErrorInvalidDevice);
     if (device < 0 || device >= settings().devices) return fail(cudaErrorInvalidDevice);
     snprintf(address, static_cast<size_t>(size), "0000:%02X:00.0", 0x3b + device);
     return cudaSuccess;
