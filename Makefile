@@ -315,7 +315,9 @@ $(O)/tests/test_plan_decide: libs += -lstdc++
 # The page of `spillway report` is put into the program; tests of its arithmetic are of tools/ too.
 $(O)/tools/report_template.c.o: tools/report.html tools/report.css tools/report.js
 $(O)/tests/test_report: $(filter $(O)/tools/report_%.o,$(tool_objs))
-# So are the profiles of machines.
+# And what bench all asks of devices.
+$(O)/tests/test_bench_device: $(filter $(O)/tools/bench_%.o,$(tool_objs))
+# The profiles of machines are put into the program, too.
 $(O)/plan/machine_shipped.c.o: $(wildcard plan/machines/*.json)
 # What the program's own malloc does to whoever calls it, a matrix product above all.
 $(O)/tests/test_alloc_guard: $(filter $(O)/tools/alloc_hooks.c.o,$(tool_objs))
