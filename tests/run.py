@@ -205,6 +205,9 @@ def find_programs(config, patterns):
             programs.append(Program(file, source, [sys.executable, source]))
     # The small ones first; then the long ones, so that none of them is alone at the end.
     programs.sort(key=lambda p: (p.source.endswith(".py"), -p.own_limit_s))
+    for x in patterns:
+        if not any(matches(p, [x.removeprefix("no:")]) for p in programs):
+            sys.exit(f"run.py: no test program is named {x.removeprefix('no:')}")
     without = [x[len("no:"):] for x in patterns if x.startswith("no:")]
     patterns = [x for x in patterns if not x.startswith("no:")]
     found = [p for p in programs if not matches(p, without) and
