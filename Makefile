@@ -316,7 +316,7 @@ $(O)/tests/test_plan_decide: libs += -lstdc++
 $(O)/tools/report_template.c.o: tools/report.html tools/report.css tools/report.js
 $(O)/tests/test_report: $(filter $(O)/tools/report_%.o,$(tool_objs))
 # And what bench all asks of devices.
-$(O)/tests/test_bench_device: $(filter $(O)/tools/bench_%.o,$(tool_objs))
+$(O)/tests/test_bench_device $(O)/tests/test_bench_gpu: $(filter $(O)/tools/bench_%.o,$(tool_objs))
 # The profiles of machines are put into the program, too.
 $(O)/plan/machine_shipped.c.o: $(wildcard plan/machines/*.json)
 # What the program's own malloc does to whoever calls it, a matrix product above all.

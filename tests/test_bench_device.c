@@ -1,21 +1,16 @@
-/* What bench all asks of devices, the host's and the stand-in of a GPU where that is built: rates
- * come out, and a device that copies, multiplies or gathers wrongly is found out before anything is
- * timed. No rate is compared with another: the machine may be busy. */
+/* What bench all asks of devices, of the host's here: rates come out, and a device that copies,
+ * multiplies or gathers wrongly is found out before anything is timed. No rate is compared with
+ * another: the machine may be busy. */
 #include "tools/bench_device.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <cmocka.h>
 
 #include "base/log.h"
-#include "tests/support_cuda.h"
 #include "tests/support_files.h"
 
 #define SECONDS 0.06
@@ -60,32 +55,6 @@ static void the_host_is_measured(void **state) {
     assert_true(gather > 0 && scatter > 0);
     assert_string_equal(log_text(), "");
     close_host();
-}
-
-/* build/CONFIG/tests/NAME has it in build/CONFIG/standin/, or for release in build/standin/. */
-static int standin_is_built(void) {
-    static const char *const places[] = {"../standin", "../../standin"};
-    char self[PATH_MAX], path[PATH_MAX + 64];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    assert_true(length > 0);
-    self[length] = 0;
-    *strrchr(self, '/') = 0;
-    const int is_release = strstr(self, "/release/tests") != NULL;
-    snprintf(path, sizeof(path), "%s/%s/libspillway_cuda.so", self, places[is_release]);
-    return getenv("SPILLWAY_CUDA_PLUGIN") || access(path, F_OK) == 0;
-}
-
-static void a_gpu_is_measured(void **state) {
-    (void)state;
-    struct cuda_device d;
-    if (!standin_is_built()) {
-        print_message("no stand-in of a GPU is built here (make standin)\n");
-        skip();
-    }
-    log_catch();
-    cuda_device_open(&d, 0);
-    all_rates_come_out(&d.handle);
-    cuda_device_close(&d);
 }
 
 /* ---- wrong ones ---- */
@@ -136,7 +105,6 @@ static void wrong_devices_are_found_out(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_host_is_measured),
-        cmocka_unit_test(a_gpu_is_measured),
         cmocka_unit_test(wrong_devices_are_found_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
