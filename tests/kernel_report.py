@@ -42,6 +42,8 @@ FLOORS = {
     "pointwise swiglu_backward": ("three read, two written", N * INTER * 10, 0),
     "pointwise round_to": ("a layer, FP32 to BF16", LAYER * 6, 0),
     "norm round_norm": ("a layer, FP32 to BF16 and its squares", LAYER * 6, 0),
+    "rank_sum sum_ranks": ("a layer's shards of 8 ranks, BF16, read; one of FP32 written",
+                           LAYER * 2 + LAYER // 8 * 4, 0),
     "norm bad_begin": ("one record", 16, 0),
     "norm bad_end": ("one record", 16, 0),
     "norm sum_in_order": ("a loss for each token", N * 4, 0),
