@@ -57,6 +57,11 @@ double sw_learning_rate(const struct sw_train_options *options, uint64_t step) {
     return min_lr + (lr - min_lr) * 0.5 * (1 + cos(3.14159265358979323846 * progress));
 }
 
+enum sw_overlap sw_overlap_of(const struct sw_train_options *o) {
+    if (o->overlap != SW_OVERLAP_AUTO) return o->overlap;
+    return o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
+}
+
 const char *sw_overlap_name(enum sw_overlap overlap) {
     static const char *const names[] = {"auto", "none", "forward", "backward"};
     return names[overlap];

@@ -82,6 +82,8 @@ void sw_train_settle_device(struct sw_train_options *options, int have_met);
  * cosine from lr down to min_lr over the steps after the warm-up. warmup and steps resolved. */
 double sw_learning_rate(const struct sw_train_options *options, uint64_t step);
 
+/* The mode of overlap: the one that was asked for; left open, the fastest that clips. */
+enum sw_overlap sw_overlap_of(const struct sw_train_options *options);
 const char *sw_overlap_name(enum sw_overlap overlap);
 
 #endif

@@ -52,8 +52,7 @@ static void resolve_steps(struct sw_trainer *t) {
     if (o->warmup < 0) o->warmup = (int64_t)(o->steps * 3 / 100);
     if ((uint64_t)o->warmup > o->steps) o->warmup = (int64_t)o->steps;
     if (o->zero < 0) o->zero = t->world_ranks > 1 ? 3 : 0;
-    if (o->overlap == SW_OVERLAP_AUTO)
-        o->overlap = o->clip > 0 ? SW_OVERLAP_FORWARD : SW_OVERLAP_BACKWARD;
+    o->overlap = sw_overlap_of(o);
 }
 
 /* What computes, and between GPUs what sums. */
@@ -103,13 +102,7 @@ static int tell_turns(const struct sw_trainer *t, int ret) {
 }
 
 static int build_turns(struct sw_trainer *t) {
-    t->shape = (struct sw_turn_shape){.overlap = t->options.overlap,
-                                      .placement = &t->placement,
-                                      .stops_together = t->world != NULL};
-    sw_turn_shape_pick_late(&t->shape, t->trained_elements);
-    sw_llama_describe(&t->ranks[0].llama, &t->model, &t->ranks[0].device, t->options.dtype,
-                      t->options.micro_batch, t->options.seq_len, t->placement.head_whole);
-    const int picked = sw_trainer_pick_late(t);
+    const int picked = sw_turn_work_shape(&t->shape, &t->work, &t->options, t->world != NULL);
     if (picked < 0) return tell_turns(t, picked);
     const struct sw_turn_shape *s = &t->shape;
     const int late = sw_turn_shape_is_late(s);

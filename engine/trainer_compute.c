@@ -215,7 +215,7 @@ static int gather(struct sw_rank *r, struct sw_run *run, const struct sw_task *t
     char *out = task->at[SW_RING_WINDOW] >= 0 ? sw_slot(r, run, task, SW_RING_WINDOW)
                                               : r->weights + p->unit_weight_offset[task->unit];
     int ret = 0;
-    *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
+    *sw_bytes_of(r, run, task) = sw_turn_work_bytes(&t->work, task);
     forget_others(r, task->unit, out, element, SW_PIECES);
     for (int frozen = 0; frozen < SW_PIECES && ret == 0; frozen++) {
         const struct sw_piece piece = sw_piece_of(t, r->shard, task->unit, frozen);
@@ -248,7 +248,7 @@ static int scatter(struct sw_rank *r, struct sw_run *run, const struct sw_task *
     const uint64_t count = piece.count;
     float *acc = acc_of(r, run, task), *own = acc + piece.first;
     int ret = 0;
-    *sw_bytes_of(r, run, task) = sw_trainer_task_bytes(t, task);
+    *sw_bytes_of(r, run, task) = sw_turn_work_bytes(&t->work, task);
     if (r->comm.comm) {
         ret = r->comm.ops->reduce_scatter(r->comm.comm, stream, own, acc, t->options.reduce_dtype,
                                           count);
@@ -287,7 +287,7 @@ static int grad(struct sw_rank *r, struct sw_run *run, const struct sw_task *tas
     struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     const uint64_t element = sw_dtype_bytes(t->options.grad_dtype);
-    const uint64_t bytes = sw_trainer_task_bytes(t, task);
+    const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     const char *from = r->grads + chunk->grad_offset;
     if (chunk->grad_tier != SW_TIER_DEVICE)
         from = sw_slot(r, run, task, SW_RING_ROUNDED) +
@@ -317,7 +317,7 @@ static int spill_or_fetch(struct sw_rank *r, struct sw_run *run, const struct sw
     struct sw_trainer *t = r->t;
     const struct sw_kept kept =
         sw_placement_kept(&t->placement, sw_kept_index(t, task->unit, task->micro));
-    const uint64_t bytes = sw_trainer_task_bytes(t, task);
+    const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     char *device = sw_slot(r, run, task, SW_RING_KEPT);
     char *host = kept.tier == SW_TIER_HOST ? r->host_kept + kept.offset
                                            : sw_slot(r, run, task, SW_RING_KEPT_STAGE);
@@ -360,87 +360,4 @@ int sw_trainer_compute(struct sw_rank *r, struct sw_run *run, const struct sw_ta
         assert(!"a task of an NVMe lane");
         return -EINVAL;
     }
-}
-
-/* ---- how much it is ---- */
-
-static enum sw_llama_pass pass_of(const struct sw_trainer *t, const struct sw_task *task) {
-    const int embed = task->unit < t->model.parts;
-    switch (task->kind) {
-    case SW_TASK_FORWARD:
-        return embed ? SW_PASS_EMBED : SW_PASS_FORWARD;
-    case SW_TASK_BACKWARD:
-        return embed ? SW_PASS_EMBED : SW_PASS_BACKWARD;
-    case SW_TASK_RECOMPUTE:
-        return SW_PASS_RECOMPUTE;
-    case SW_TASK_HEAD_GRAD:
-        return SW_PASS_HEAD_GRAD;
-    case SW_TASK_HEAD_BACKWARD:
-        if (task->at[SW_RING_ACC] < 0) return SW_PASS_HEAD_DX;
-        return sw_placement_head_has_dx(&t->placement) ? SW_PASS_BACKWARD : SW_PASS_HEAD_GRAD;
-    case SW_TASK_HEAD_WHOLE:
-        return sw_placement_head_has_dx(&t->placement) ? SW_PASS_BACKWARD : SW_PASS_HEAD_GRAD;
-    default:
-        return SW_PASS_FORWARD;
-    }
-}
-
-static double flops(const struct sw_trainer *t, const struct sw_task *task) {
-    const uint32_t parts = task->kind == SW_TASK_HEAD_WHOLE ? t->model.parts : 1;
-    double sum = 0;
-    for (uint32_t part = 0; part < parts; part++)
-        sum += sw_llama_flops(&t->ranks[0].llama,
-                              parts > 1 ? sw_model_head_unit(&t->model, part) : task->unit,
-                              pass_of(t, task));
-    return sum;
-}
-
-/* What a rank sends: all shards but its own, then its pieces to and from the replicas. */
-static uint64_t scatter_bytes(const struct sw_trainer *t, uint64_t count) {
-    const uint64_t carried = sw_dtype_bytes(t->options.reduce_dtype);
-    const uint64_t pieces = (t->replicas - 1) * (count / t->replicas);
-    return (t->shards - 1) * count * carried + pieces * (carried + sizeof(float));
-}
-
-uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task) {
-    const struct sw_chunk *chunk = sw_chunk_of(t, task);
-    switch (task->kind) {
-    case SW_TASK_GATHER:
-        return (t->placement.shards - 1) * t->shard_elements[task->unit] *
-               sw_dtype_bytes(t->options.dtype);
-    case SW_TASK_SCATTER:
-        return scatter_bytes(t, t->trained_elements[task->unit]);
-    case SW_TASK_GRAD:
-        return chunk->count * sw_dtype_bytes(t->options.grad_dtype);
-    case SW_TASK_UPLOAD:
-    case SW_TASK_LOAD:
-        return sw_trainer_weight_bytes(t, task->chunk);
-    case SW_TASK_SPILL:
-    case SW_TASK_FETCH:
-        return t->micro_tokens * t->model.config.hidden * sw_dtype_bytes(t->options.dtype);
-    case SW_TASK_READ:
-    case SW_TASK_WRITE:
-        return chunk->record_bytes;
-    case SW_TASK_READ_WEIGHT:
-    case SW_TASK_WRITE_WEIGHT:
-        return sw_round_up(sw_trainer_weight_bytes(t, task->chunk), SW_NVME_ALIGN_BYTES);
-    case SW_TASK_READ_GRAD:
-    case SW_TASK_WRITE_GRAD:
-        return sw_round_up(chunk->count * sw_dtype_bytes(t->options.grad_dtype),
-                           SW_NVME_ALIGN_BYTES);
-    case SW_TASK_READ_KEPT:
-    case SW_TASK_WRITE_KEPT:
-        return t->input.activation_bytes;
-    default:
-        return 0;
-    }
-}
-
-double sw_trainer_task_work(const struct sw_trainer *t, const struct sw_task *task) {
-    if (task->lane == SW_LANE_COMPUTE && task->kind != SW_TASK_DEVICE_ADAM) return flops(t, task);
-    if (task->kind != SW_TASK_ADAM) return (double)sw_trainer_task_bytes(t, task);
-    const uint64_t count = sw_chunk_of(t, task)->count;
-    return (double)(2 * sw_adam_record_bytes(&t->format, count) +
-                    count *
-                        (sw_dtype_bytes(t->options.grad_dtype) + sw_dtype_bytes(t->options.dtype)));
 }

@@ -29,6 +29,7 @@
 #include "engine/throttle.h"
 #include "engine/trace.h"
 #include "engine/trainer.h"
+#include "engine/turn_work.h"
 #include "engine/world.h"
 #include "nvme/homes.h"
 #include "offload/arena.h"
@@ -181,6 +182,7 @@ struct sw_trainer {
     uint64_t *shard_elements, *trained_elements;
     struct sw_placement_input input;
     struct sw_placement placement;
+    struct sw_turn_work work; /* of tasks, when nothing is skipped */
     struct sw_turn_shape shape;
     uint64_t step_rows, rank_rows, micro_tokens; /* rows: of a step, and each rank's of them */
     struct sw_rank *ranks;
@@ -457,18 +459,9 @@ uint64_t sw_spill_index(const struct sw_rank *r, uint64_t index);
 /* What a lane's request was asked to move is what was written: 0 or -EIO, reported. */
 int sw_spill_check(const struct sw_trainer *t, const struct lane_request *request);
 
-/* trainer_compute.c: the tasks of the model, and how much work a task is when nothing is skipped.
- */
+/* trainer_compute.c: the tasks of the model. */
 int sw_trainer_compute(struct sw_rank *r, struct sw_run *run, const struct sw_task *task,
                        struct sw_stream *stream);
-/* What a copy or an NVMe task moves. */
-uint64_t sw_trainer_task_bytes(const struct sw_trainer *t, const struct sw_task *task);
-/* The same, or the bytes that Adam reads and writes, or the compute lane's floating-point
- * operations. */
-double sw_trainer_task_work(const struct sw_trainer *t, const struct sw_task *task);
-
-/* trainer_pick.c: in backward mode, the late units where the lanes' rates are known. */
-int sw_trainer_pick_late(struct sw_trainer *t);
 
 /* trainer_run.c: tasks of a turn, late ones or the others, for all ranks together. */
 uint32_t sw_trainer_count_tasks(const struct sw_trainer *t, const struct sw_turn *turn, int late);

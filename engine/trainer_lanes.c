@@ -365,7 +365,7 @@ static int upload(struct sw_rank *r, struct sw_run *run, const struct sw_task *t
                   struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
     if (!sw_record_of(t, run, task)->apply) return 0;
-    const uint64_t bytes = sw_trainer_task_bytes(t, task);
+    const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     *sw_bytes_of(r, run, task) = bytes;
     return r->device.ops->copy_h2d(stream, sw_weights_at(r, sw_chunk_of(t, task)),
                                    sw_slot(r, run, task, SW_RING_EMIT), bytes);
@@ -375,7 +375,7 @@ static int load(struct sw_rank *r, struct sw_run *run, const struct sw_task *tas
                 struct sw_stream *stream) {
     struct sw_trainer *t = r->t;
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
-    const uint64_t bytes = sw_trainer_task_bytes(t, task);
+    const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     const char *from = r->host_weights + chunk->weight_offset;
     if (task->at[SW_RING_EMIT] >= 0)
         from = sw_slot(r, run, task, SW_RING_EMIT);
@@ -496,7 +496,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task,
         aim_at_spill(rank, task, sw_slot(rank, run, task, kinds[task->kind].ring),
                      kinds[task->kind].spill, write, r);
     }
-    const uint64_t bytes = sw_trainer_task_bytes(t, task);
+    const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     *sw_bytes_of(rank, run, task) = bytes;
     if (write) atomic_fetch_add(&t->written_bytes, bytes);
     t->request_next[write]++;
@@ -549,10 +549,7 @@ static const enum sw_traffic lane_traffic[SW_LANE_COUNT] = {
 static void trace_task(struct sw_trainer *t, const struct sw_run *run, const struct sw_task *task,
                        uint32_t rank) {
     const uint64_t index = sw_run_at(run, task, rank);
-    const int of_unit = task->kind != SW_TASK_FILL && task->kind != SW_TASK_BATCH &&
-                        task->kind != SW_TASK_LOSS && task->kind != SW_TASK_NORM &&
-                        task->kind != SW_TASK_GATE && task->kind != SW_TASK_SCALARS &&
-                        task->kind != SW_TASK_COMMIT;
+    const int of_unit = sw_task_is_of_unit((enum sw_task_kind)task->kind);
     const struct sw_trace_event event = {
         .kind = (enum sw_task_kind)task->kind,
         .lane = (enum sw_lane)task->lane,
@@ -590,7 +587,7 @@ double sw_trainer_work(void *ctx, struct sw_run *run, const struct sw_task *task
     struct sw_trainer *t = ctx;
     if (sw_is_cancelled(run, task)) return 0;
     if (task->kind == SW_TASK_ADAM && !sw_record_of(t, run, task)->apply) return 0;
-    return sw_trainer_task_work(t, task);
+    return sw_turn_work(&t->work, task);
 }
 
 /* The drives serve what somebody waits for. */

@@ -62,7 +62,11 @@ int sw_trainer_size(struct sw_trainer *t) {
     t->step_rows = t->world_ranks * t->rank_rows;
     struct sw_shortfall shortfall;
     const int ret = sw_trainer_try(t, &t->options, &t->placement, &t->input, &shortfall);
-    return ret == -ENOSPC ? sw_trainer_refuse(t, &asked, &shortfall) : ret;
+    if (ret == -ENOSPC) return sw_trainer_refuse(t, &asked, &shortfall);
+    if (ret < 0) return ret;
+    const struct sw_sizing sizing = sizing_of(t);
+    sw_turn_work_describe(&t->work, &sizing, &t->options, &t->placement, t->input.activation_bytes);
+    return 0;
 }
 
 /* ---- device ---- */

@@ -84,6 +84,12 @@ static inline int sw_task_is_joint(enum sw_task_kind kind) {
            kind == SW_TASK_COMMIT;
 }
 
+/* Whether what a task does belongs to one unit. */
+static inline int sw_task_is_of_unit(enum sw_task_kind kind) {
+    return !sw_task_is_joint(kind) && kind != SW_TASK_BATCH && kind != SW_TASK_LOSS &&
+           kind != SW_TASK_SCALARS;
+}
+
 struct sw_dep {
     int32_t index; /* in the lane's order within its turn; -1: what came before that turn */
     int8_t turn;   /* 0: this turn, -1: the one before */
