@@ -312,6 +312,7 @@ int sw_plan_options(const struct sw_plan_case *c, const struct sw_plan_step *ste
     int n = 0;
     add(out, &n, "device", o->device == SW_DEVICE_CUDA ? "cuda" : "host");
     add_number(out, &n, "ranks", o->ranks);
+    if (c->tokens) add_number(out, &n, "accumulate", o->accumulate);
     if (ranks > 1) add_number(out, &n, "zero", (double)o->zero);
     if (o->shard_in_node) add(out, &n, "shard", "node");
     add_tiers(out, &n, "params", o->params);

@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,23 @@ static int check_freeze(const struct sw_plan_case *c) {
     if (ret == 0) ret = sw_model_freeze(&model, c->options.freeze, 1, 1);
     sw_model_close(&model);
     return ret;
+}
+
+/* As many micro-batches as hold the tokens of a step. */
+static int settle_tokens(struct sw_plan_case *c) {
+    struct sw_train_options *o = &c->options;
+    const uint64_t each = (uint64_t)o->micro_batch * o->seq_len * o->ranks * c->nodes;
+    const uint64_t count = (c->tokens + each - 1) / each;
+    if (c->tokens == 0) return 0;
+    if (count > SW_ACCUMULATE_MAX) {
+        sw_error("--tokens %" PRIu64
+                 ": that is more than %d micro-batches of --micro-batch %" PRIu32
+                 " x --seq-len %" PRIu32 " on each rank",
+                 c->tokens, SW_ACCUMULATE_MAX, o->micro_batch, o->seq_len);
+        return -EINVAL;
+    }
+    o->accumulate = (uint32_t)count;
+    return 0;
 }
 
 int sw_plan_case_settle(struct sw_plan_case *c) {
@@ -57,7 +75,7 @@ int sw_plan_case_settle(struct sw_plan_case *c) {
         sw_error("--seq-len %u: the model's limit is %u", o->seq_len, limit);
         return -EINVAL;
     }
-    if (sw_sizing_check_step(&c->subject->model, o) < 0) return -EINVAL;
+    if (settle_tokens(c) < 0 || sw_sizing_check_step(&c->subject->model, o) < 0) return -EINVAL;
     return check_freeze(c);
 }
 
@@ -207,4 +225,43 @@ int sw_plan_fit(const struct sw_plan_case *c, const struct sw_train_options *o,
     }
     cut_close(&cut);
     return ret;
+}
+
+/* ---- the run itself ---- */
+
+int sw_plan_run_open(struct sw_plan_run *run, const struct sw_plan_case *c,
+                     const struct sw_fit *fit) {
+    struct cut cut;
+    struct sw_shortfall shortfall;
+    *run = (struct sw_plan_run){.options = fit->options};
+    const uint32_t ranks = run->options.ranks;
+    const uint32_t shards = run->options.shard_in_node ? ranks : ranks * c->nodes;
+    const uint32_t replicas = ranks * c->nodes / shards;
+    int ret = cut_open(&cut, c, shards, replicas);
+    if (ret < 0) return ret;
+    run->model = cut.model;
+    run->shard_elements = cut.shard_elements;
+    run->trained_elements = cut.trained_elements;
+    ret = sw_plan_device_open(&run->device, c, &run->options);
+    if (ret < 0) return ret;
+    run->sizing = (struct sw_sizing){.model = &run->model,
+                                     .device = &run->device,
+                                     .shards = shards,
+                                     .replicas = replicas,
+                                     .local_ranks = run->options.ranks,
+                                     .shard_elements = run->shard_elements,
+                                     .trained_elements = run->trained_elements};
+    sw_sizing_input(&run->sizing, &run->options, &run->input);
+    ret = sw_budget_place(&run->placement, &run->input, &run->options, run->options.resume,
+                          &shortfall);
+    if (ret == -ENOMEM) sw_error("no memory for the tables of the plan");
+    return ret == -ENOSPC ? 0 : ret; /* whether it fits, the fit tells */
+}
+
+void sw_plan_run_close(struct sw_plan_run *run) {
+    sw_placement_free(&run->placement);
+    if (run->device.ops) sw_plan_device_close(&run->device);
+    free(run->shard_elements);
+    free(run->trained_elements);
+    sw_model_close(&run->model);
 }

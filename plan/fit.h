@@ -16,9 +16,12 @@ struct sw_plan_case {
      * CUDA) and grad_dtype, which are settled. */
     struct sw_train_options options;
     uint32_t nodes; /* machines like this one, each with a process of so many ranks */
+    /* Of a step, at least, over all ranks; 0: as accumulate says, which else follows. */
+    uint64_t tokens;
 };
 
-/* Settles the former: rows of min(512, the model's limit), a rank for each GPU. 0 or -EINVAL,
+/* Settles the former: rows of min(512, the model's limit), a rank for each GPU; and accumulate,
+ * where tokens are told. 0 or -EINVAL,
  * reported, where ranks and GPUs do not go together. */
 int sw_plan_case_settle(struct sw_plan_case *c);
 
@@ -37,5 +40,21 @@ struct sw_fit {
 
 /* Tries options whose placements are all chosen. 0 (whether it fits or not) or -errno, reported. */
 int sw_plan_fit(const struct sw_plan_case *c, const struct sw_train_options *o, struct sw_fit *out);
+
+/* The run that a fit is about, as its trainer would have it before anything is allocated. */
+struct sw_plan_run {
+    struct sw_train_options options;
+    struct sw_model model;
+    uint64_t *shard_elements, *trained_elements;
+    struct sw_device_handle device; /* for sizes */
+    struct sw_sizing sizing;
+    struct sw_placement_input input;
+    struct sw_placement placement;
+};
+/* 0 or -errno, reported. out stays where it is until sw_plan_run_close(), which is due in any case.
+ */
+int sw_plan_run_open(struct sw_plan_run *out, const struct sw_plan_case *c,
+                     const struct sw_fit *fit);
+void sw_plan_run_close(struct sw_plan_run *run);
 
 #endif

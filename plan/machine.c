@@ -35,6 +35,10 @@ static const struct figure figures[] = {
     FIGURE(memory_bytes),
     FIGURE(memory_bytes_per_s),
     FIGURE(adam_bytes_per_s),
+    FIGURE(commit_s),
+    FIGURE(switch_bytes_per_s),
+    FIGURE(gpus_per_switch),
+    FIGURE(drives_per_switch),
 };
 enum { FIGURES = sizeof(figures) / sizeof(figures[0]) };
 

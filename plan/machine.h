@@ -44,6 +44,14 @@ struct sw_machine {
     uint32_t numa_count;       /* 0: not told one by one */
     struct sw_machine_numa numa[SW_MACHINE_NUMA_MAX];
 
+    /* That a commit takes once its writes are over: every drive synced, the record in its place. */
+    double commit_s;
+
+    /* GPUs and drives behind one PCIe switch, whose link to the host they share; they are dealt to
+     * the switches in their order. */
+    double switch_bytes_per_s; /* each way; 0: no switch is in the way */
+    double gpus_per_switch, drives_per_switch;
+
     uint32_t drive_count;
     struct sw_machine_drive drives[SW_MACHINE_DRIVES_MAX];
 };

@@ -20,12 +20,12 @@ static int check_line(char **words, int count) {
 }
 
 static int print(const struct sw_plan_command_options *o, const struct sw_plan_case *c,
-                 const struct sw_plan_decision *d, char **words) {
+                 const struct sw_plan_decision *d, const struct sw_simulation *s, char **words) {
     if (!o->json) {
-        sw_plan_print(c, d, words, stdout);
+        sw_plan_print(c, d, s, words, stdout);
         return 0;
     }
-    json_t *root = sw_plan_json(c, d, words);
+    json_t *root = sw_plan_json(c, d, s, words);
     const int ret = root ? json_dumpf(root, stdout, JSON_INDENT(2)) : -1;
     putchar('\n');
     json_decref(root);
@@ -41,6 +41,7 @@ static int decide(const struct sw_plan_command_options *o, const struct sw_parse
         return SW_EXIT_USAGE;
     }
     char **words = NULL;
+    struct sw_simulation times;
     if (d->chosen >= 0) {
         int count;
         words = sw_plan_words(parsed, c, &d->steps[d->chosen], &count);
@@ -50,20 +51,45 @@ static int decide(const struct sw_plan_command_options *o, const struct sw_parse
             return SW_EXIT_USAGE;
         }
     }
-    const int ret = print(o, c, d, words);
+    const int fits = d->chosen >= 0;
+    int ret = fits ? sw_simulate(c, &d->steps[d->chosen].fit, o->train.trace, &times) : 0;
+    if (ret == 0) ret = print(o, c, d, fits ? &times : NULL, words);
     sw_plan_words_free(words);
     return ret < 0 || d->chosen < 0 ? SW_EXIT_FAILED : SW_EXIT_OK;
+}
+
+/* What a plan takes that train does not. */
+static int check_options(const struct sw_plan_command_options *o, const struct sw_parsed *parsed) {
+    const char *wrong = NULL;
+    if (!parsed->operand && !o->train.model)
+        wrong = "plan: MODEL (or --model) is required: a folder, a config.json, a known shape or a "
+                "count of parameters";
+    else if (parsed->operand && o->train.model)
+        wrong = "plan: MODEL and --model are the same; give one of them";
+    else if (o->tokens && sw_option_origin(parsed, "accumulate"))
+        wrong = "--tokens and --accumulate both tell the tokens of a step; give one of them";
+    if (!wrong) return 0;
+    sw_error("%s", wrong);
+    return -EINVAL;
 }
 
 static int plan(const struct sw_plan_command_options *o, const struct sw_parsed *parsed) {
     struct sw_subject subject;
     struct sw_machine machine;
-    struct sw_plan_case c = {
-        .subject = &subject, .machine = &machine, .options = o->train, .nodes = o->nodes};
+    struct sw_plan_case c = {.subject = &subject,
+                             .machine = &machine,
+                             .options = o->train,
+                             .nodes = o->nodes,
+                             .tokens = o->tokens};
     struct sw_plan_decision *d = calloc(1, sizeof(*d));
+    const char *model = parsed->operand ? parsed->operand : o->train.model;
     int status = SW_EXIT_FAILED;
     if (!sw_option_origin(parsed, "grad-dtype")) c.options.grad_dtype = c.options.dtype;
-    if (!d || sw_subject_open(&subject, o->train.model) < 0) {
+    if (check_options(o, parsed) < 0) {
+        free(d);
+        return SW_EXIT_USAGE;
+    }
+    if (!d || sw_subject_open(&subject, model) < 0) {
         free(d);
         return SW_EXIT_FAILED;
     }

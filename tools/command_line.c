@@ -396,7 +396,8 @@ static int check_required(const struct sw_parsed *parsed) {
                  option->help);
         return -EINVAL;
     }
-    if (command->operand && !parsed->operand) {
+    /* One in brackets may be left out. */
+    if (command->operand && command->operand[0] != '[' && !parsed->operand) {
         sw_error("%s: %s is required", command->name, command->operand);
         return -EINVAL;
     }

@@ -62,7 +62,8 @@ struct sw_option {
 
 struct sw_command {
     const char *name, *usage, *summary;
-    const char *operand; /* name of the argument without a dash, such as "DIR"; NULL: none */
+    const char *operand; /* name of the argument without a dash, such as "DIR", in brackets where it
+                          * may be left out; NULL: none */
     const struct sw_option *options;
     uint32_t option_count;
 };

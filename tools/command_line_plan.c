@@ -14,13 +14,15 @@ static const struct sw_option own[] = {
      .help = "a profile (a file, or a name below) and changes to it: 8xh100:ram=1T,nvme=8xgen5"},
     {"nodes", .section = "Plan", .value = "N", .kind = SW_OPTION_COUNT, .min = 1, .max = 64,
      FIELD(nodes), .fallback = "1", .help = "machines like it, each with a process of --ranks"},
+    {"tokens", .section = "Plan", .value = "N", .kind = SW_OPTION_SIZE, FIELD(tokens),
+     .help = "of a step, at least, over all ranks: sets --accumulate"},
     {"json", .section = "Plan", .kind = SW_OPTION_FLAG, FIELD(json),
      .help = "one JSON object, numbers in bytes"},
 };
 enum { OWN = sizeof(own) / sizeof(own[0]) };
 
-/* What a plan cannot do: it is itself what --dry-run is for, and no run that leaves a trace. */
-static const char *const left_out[] = {"dry-run", "trace"};
+/* What a plan cannot do: it is itself what --dry-run is for. */
+static const char *const left_out[] = {"dry-run"};
 
 /* What train refuses where nothing lies on a drive. */
 static const char *const of_drives[] = {"nvme", "sqpoll", "iopoll", "write-budget", "sim-nvme"};
@@ -49,9 +51,10 @@ static char *append(char *text, const char *line) {
 static const char *summary(void) {
     char *text = append(
         NULL,
-        "Says whether a training fits a machine, and with which options, before anything is\n"
-        "loaded: the arithmetic of every scheme, and the one to take, with the command line to\n"
-        "run. It takes the options of train; those that are left open are chosen. --model is a\n"
+        "Says whether a training fits a machine, with which options, and how long a step takes,\n"
+        "before anything is loaded: the arithmetic of every scheme, the one to take, the step's\n"
+        "time by playing its tasks at the machine's rates, and the command line to run.\n"
+        "It takes the options of train; those that are left open are chosen. MODEL is a\n"
         "folder, a config.json, a count of parameters (7B), or one of:\n   ");
     const char *name, *what, *profile;
     char line[256];
@@ -78,8 +81,10 @@ static const char *summary(void) {
 
 const struct sw_command *sw_plan_command(void) {
     static struct sw_option table[SW_OPTIONS_MAX];
-    static struct sw_command command = {
-        .name = "plan", .usage = "plan --model MODEL [--machine NAME] [options]", .options = table};
+    static struct sw_command command = {.name = "plan",
+                                        .usage = "plan MODEL [--machine NAME] [options]",
+                                        .operand = "[MODEL]",
+                                        .options = table};
     if (command.option_count) return &command;
     uint32_t n = 0;
     int own_added = 0;
@@ -93,8 +98,11 @@ const struct sw_command *sw_plan_command(void) {
             table[n].marks &= ~(unsigned)SW_REQUIRED;
         if (!strcmp(option->name, "model")) {
             table[n].value = "MODEL";
-            table[n].help = "a folder, a config.json, a known shape or a count of parameters";
+            table[n].marks &= ~(unsigned)SW_REQUIRED;
+            table[n].help = "the same as MODEL: a folder, a config.json, a shape or a count";
         }
+        if (!strcmp(option->name, "trace"))
+            table[n].help = "the steps that were played, as train writes its own (for report)";
         if (!strcmp(option->name, "device"))
             table[n].fallback = "cuda where the machine has GPUs, else host";
         if (!strcmp(option->name, "ranks")) table[n].fallback = "the machine's GPUs; on the host 1";
@@ -156,7 +164,8 @@ char **sw_plan_words(const struct sw_parsed *parsed, const struct sw_plan_case *
     if (!sw_option_origin(parsed, "out")) add_option(&w, "out", "out");
     for (uint32_t i = 0; i < parsed->command->option_count; i++) {
         const struct sw_option *option = &parsed->command->options[i];
-        int replaced = is_own(option->name) || !strcmp(option->name, "model");
+        int replaced = is_own(option->name) || !strcmp(option->name, "model") ||
+                       !strcmp(option->name, "trace");
         for (int k = 0; k < n; k++) replaced |= !strcmp(options[k].name, option->name);
         if (step->fit.need_bytes[SW_TIER_NVME] == 0)
             replaced |= is_in(of_drives, sizeof(of_drives) / sizeof(of_drives[0]), option->name);

@@ -3,12 +3,14 @@
 #define TOOLS_PLAN_H
 #include <stdio.h>
 #include "plan/decide.h"
+#include "plan/simulate.h"
 #include "tools/command_line.h"
 
 struct sw_plan_command_options {
     struct sw_train_options train; /* first: the options of train keep their places */
     const char *machine;
     uint32_t nodes;
+    uint64_t tokens;
     int json;
 };
 
@@ -22,10 +24,16 @@ char **sw_plan_words(const struct sw_parsed *parsed, const struct sw_plan_case *
                      const struct sw_plan_step *step, int *count);
 void sw_plan_words_free(char **words);
 
-/* All that is said of a case. words: NULL where nothing fits. */
-void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words,
-                   FILE *out);
-json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words);
+/* All that is said of a case. words and s: NULL where nothing fits. */
+void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                   const struct sw_simulation *s, char **words, FILE *out);
+json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                     const struct sw_simulation *s, char **words);
+
+/* The part of it that is about time. */
+void sw_plan_print_times(const struct sw_plan_case *c, const struct sw_fit *f,
+                         const struct sw_simulation *s, FILE *out);
+json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s);
 
 /* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
 const char *sw_plan_size(double bytes, char *out, size_t out_size);

@@ -149,7 +149,8 @@ static json_t *decision_json(const struct sw_plan_case *c, const struct sw_plan_
                      words ? command : (json_decref(command), json_null()));
 }
 
-json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words) {
+json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                     const struct sw_simulation *s, char **words) {
     struct sw_arithmetic_in n;
     sw_plan_numbers(c, &n);
     json_t *step = json_object();
@@ -160,9 +161,10 @@ json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision
     json_t *state = json_object();
     set(state, "bytes_per_param", SW_STATE_BYTES);
     set(state, "bytes", SW_STATE_BYTES * n.params + SW_WEIGHT_BYTES * n.frozen);
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "model",
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "model",
                      subject_json(c->subject, &n), "machine", machine_json(c->machine), "step",
                      step, "state", state, "schemes", schemes_json(&n), "activations",
                      keeps_json(&n), "beside", besides_json(&n), "decision",
-                     decision_json(c, d, words));
+                     decision_json(c, d, words), "times",
+                     s ? sw_plan_times_json(&d->steps[d->chosen].fit, s) : json_null());
 }

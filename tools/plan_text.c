@@ -211,8 +211,8 @@ static void print_decision(const struct sw_plan_case *c, const struct sw_plan_de
     print_wrapped(text, "", out);
 }
 
-void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d, char **words,
-                   FILE *out) {
+void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                   const struct sw_simulation *s, char **words, FILE *out) {
     struct sw_arithmetic_in n;
     sw_plan_numbers(c, &n);
     print_subject(c, &n, out);
@@ -224,6 +224,7 @@ void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *
     print_besides(c, &n, out);
     print_decision(c, d, out);
     print_fit(c, &d->steps[d->chosen < 0 ? d->step_count - 1 : d->chosen].fit, out);
+    if (s) sw_plan_print_times(c, &d->steps[d->chosen].fit, s, out);
     if (!words) return;
     fprintf(out, "\nrun");
     if (c->subject->kind != SW_SUBJECT_FILES)
