@@ -55,11 +55,11 @@ def tiers(params, optimizer, gradients, activations):
 def same_program(*args):
     with t.folder() as tmp:
         args = ("--seq-len", 64, "--chunk", "64K", *args)
-        t.train(f"{tmp}/out", *args, "--steps", 5, "--trace", f"{tmp}/train.json", rc=0)
+        t.train(f"{tmp}/out", *args, "--steps", 7, "--trace", f"{tmp}/train.json", rc=0)
         machine = ("--machine", profile(tmp))
         run = t.spillway("plan", t.MODEL, *machine, "--device", "host", *args, "--trace",
                          f"{tmp}/plan.json", rc=0)
-        real = tasks_of(f"{tmp}/train.json", 3)
+        real = tasks_of(f"{tmp}/train.json", 5)
         played = tasks_of(f"{tmp}/plan.json", last_step(f"{tmp}/plan.json"))
         what = " ".join(str(a) for a in args)
         t.equal(sorted(played), sorted(real), f"{what}: the lanes", run)
@@ -101,6 +101,11 @@ def ranks_are_played_as_they_run():
 @t.test
 def frozen_units_are_played_as_they_run():
     same_program(*tiers("device", "host", "host", "device"), "--freeze", "*embed*,*layers.0.*")
+
+
+@t.test
+def throttled_runs_are_played_as_they_run():
+    same_program(*tiers("host", "nvme", "host", "host"), "--sim-flops", "20G", "--sim-nvme", "1G")
 
 
 @t.test
