@@ -77,8 +77,9 @@ static int throttled_run(void *ctx, struct sw_run *run, const struct sw_task *ta
     if (synced < 0) return synced;
     struct sw_throttle_lane *lane = lane_of(t, (enum sw_lane)task->lane, rank);
     const uint64_t start_ns = sw_now_ns();
-    run->bytes[sw_run_at(run, task, rank)] = 0; /* not what an earlier run left there */
-    if (!is_compute(task)) {
+    if (is_compute(task)) {
+        run->bytes[sw_run_at(run, task, rank)] = 0; /* not what an earlier run left there */
+    } else {
         const int ret = t->real.run(t->ctx, run, task, rank, stream);
         if (ret < 0) return ret;
     }
