@@ -105,6 +105,8 @@ def frozen_units_are_played_as_they_run():
 
 @t.test
 def throttled_runs_are_played_as_they_run():
+    if t.SANITIZED:  # memory is poisoned: gradients that nobody computes are NaN, no step updates
+        return
     same_program(*tiers("host", "nvme", "host", "host"), "--sim-flops", "20G", "--sim-nvme", "1G")
 
 
