@@ -262,9 +262,17 @@ static int remove_entry(const char *path, const struct stat *st, int flag, struc
     return ftw->level == 0 ? 0 : remove(path);
 }
 
+/* A folder without config.json is no model: what a kill leaves of it passes for none. */
+static int forget_model(const char *dir) {
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof(path), "%s/config.json", dir) >= (int)sizeof(path))
+        return -ENAMETOOLONG;
+    return unlink(path) < 0 && errno != ENOENT ? -errno : 0;
+}
+
 /* Removes everything in a folder. */
 static int empty(const char *dir) {
-    if (nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0) return 0;
+    if (forget_model(dir) == 0 && nftw(dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS) == 0) return 0;
     const int ret = errno ? -errno : -EIO;
     sw_error("cannot empty the folder %s: %s", dir, strerror(-ret));
     return ret;
@@ -301,7 +309,7 @@ int sw_output_make_empty(const char *who, const char *path, int *made) {
 
 int sw_output_empty(const char *out, const char *log, const char *trace) {
     DIR *d = opendir(out);
-    int ret = d ? 0 : -errno;
+    int ret = d ? forget_model(out) : -errno;
     for (struct dirent *e; ret == 0 && (e = readdir(d));) {
         char path[PATH_MAX];
         if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
