@@ -1,10 +1,11 @@
 /* One sample of the store's rate on a file that stays, so that peers can use the same one.
  *
  *     nvme_rounds FOLDER BYTES fill|read|write|mixed BLOCK_BYTES DEPTH SECONDS
+ *         [BUFFER_BYTES]
  *
- * The file is FOLDER/peers.0.state. fill writes and checks it, and comes first. The buffer is as
- * large as what is in flight, as its peers' are: the same bytes again and again stay in caches, and
- * where a virtual drive copies, 64 MiB of buffer cost a quarter of its speed. */
+ * The file is FOLDER/peers.0.state. fill writes and checks it, and comes first. BUFFER_BYTES is
+ * what a direction goes through again and again; without it as much as is in flight, as its peers
+ * do. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,21 +21,18 @@ static void say(enum sw_log_level level, const char *line, void *ctx) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7) {
+    if (argc < 7 || argc > 8) {
         fprintf(stderr, "usage: nvme_rounds FOLDER BYTES fill|read|write|mixed BLOCK_BYTES DEPTH "
-                        "SECONDS\n");
+                        "SECONDS [BUFFER_BYTES]\n");
         return 2;
     }
     sw_log_set_sink(say, NULL);
     const uint32_t block_bytes = (uint32_t)strtoul(argv[4], NULL, 10);
     const uint32_t depth = (uint32_t)strtoul(argv[5], NULL, 10);
-    const uint64_t flight_bytes = (uint64_t)block_bytes * depth;
-    /* A half to read into, a half to write from. */
-    const uint64_t buf_bytes = flight_bytes < SW_NVME_MEASURE_BUF_MIN_BYTES
-                                   ? 2 * SW_NVME_MEASURE_BUF_MIN_BYTES
-                                   : 2 * flight_bytes;
+    uint64_t each = argc > 7 ? strtoull(argv[7], NULL, 10) : (uint64_t)block_bytes * depth;
+    if (each < SW_NVME_MEASURE_BUF_MIN_BYTES) each = SW_NVME_MEASURE_BUF_MIN_BYTES;
     struct sw_arena arena;
-    if (sw_arena_open(&arena, buf_bytes) < 0) return 1;
+    if (sw_arena_open(&arena, 2 * each) < 0) return 1; /* to read into, and to write from */
     const char *const folder = argv[1], *const what = argv[3];
     const struct sw_nvme_measure_options options = {.folders = &folder,
                                                     .folder_count = 1,
