@@ -291,6 +291,18 @@ def a_store_with_commits_is_never_overwritten_unasked():
         t.equal(resumed_from(fresh), 0, "a restarted run's begin")
 
 
+@t.test
+def a_restart_that_a_kill_ends_leaves_no_model_without_weights():
+    """config.json makes a folder a model: it goes before what belongs to it."""
+    for model in ("out", "out/step-4"):
+        with t.folder() as tmp:
+            run(f"{tmp}/out", *NVME, "--save-every", 4)
+            run(f"{tmp}/out", *NVME, "--restart", rc=-signal.SIGKILL,
+                env={**t.preload("kill_at_call"), "KILL_AT": f"unlink:{model}/config.json:1:after"})
+            t.check(not os.path.exists(f"{tmp}/{model}/config.json"), f"{model} is a model")
+            t.check(os.path.exists(f"{tmp}/{model}/model.safetensors"), f"{model}: weights first")
+
+
 def crc32c(data):
     crc = 0xFFFFFFFF
     for byte in data:
