@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "kernels/products.h"
 #include "tools/bench.h"
 #include "tools/bench_device.h"
 
@@ -11,23 +12,16 @@ static const struct {
     double out, in;
     int times; /* in a layer */
 } matrices[] = {{1, 1, 2}, {0.25, 1, 2}, {3.5, 1, 2}, {1, 3.5, 1}};
-enum { MATRICES = sizeof(matrices) / sizeof(matrices[0]), DIRECTIONS = 3, LOOKED_AT = 32 };
+enum {
+    MATRICES = sizeof(matrices) / sizeof(matrices[0]),
+    DIRECTIONS = SW_PRODUCT_COUNT,
+    LOOKED_AT = 32
+};
 
-/* y = x W^T, dx = dy W, dW += dy^T x. */
 static struct sw_gemm product(int matrix, int direction, uint64_t tokens, uint64_t hidden) {
-    const uint64_t out = (uint64_t)(matrices[matrix].out * (double)hidden),
-                   in = (uint64_t)(matrices[matrix].in * (double)hidden);
-    struct sw_gemm g = {.a_dtype = SW_BF16, .b_dtype = SW_BF16, .c_dtype = SW_BF16};
-    g.m = direction == 2 ? out : tokens;
-    g.n = direction == 0 ? out : in;
-    g.k = direction == 0 ? in : direction == 1 ? out : tokens;
-    g.trans_a = g.accumulate = direction == 2;
-    g.trans_b = direction == 0;
-    g.lda = g.trans_a ? g.m : g.k;
-    g.ldb = g.trans_b ? g.k : g.n;
-    g.ldc = g.n;
-    if (direction == 2) g.c_dtype = SW_FP32;
-    return g;
+    return sw_product_of((enum sw_product)direction,
+                         (uint64_t)(matrices[matrix].out * (double)hidden),
+                         (uint64_t)(matrices[matrix].in * (double)hidden), tokens);
 }
 
 /* Eighths from -1 to 7/8: sums of their products are exact in FP32, in any order. Random, as cards

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include "kernels/device.h"
+#include "kernels/products.h"
 
-enum { ROUNDS = 5, CALLS_MAX = 1000, DIRECTIONS = 3 };
+enum { ROUNDS = 5, CALLS_MAX = 1000, DIRECTIONS = SW_PRODUCT_COUNT };
 #define WARM_UP_S 0.5
 
 /* A matrix of the model, [out][in], and the tokens that go through it at once. */
@@ -37,22 +37,10 @@ static inline const char *rates_direction(int direction) {
     return names[direction];
 }
 
-/* The product of a matrix in a direction, without its pointers: y = x W^T, dx = dy W and
- * dW += dy^T x. */
+/* The product of a matrix in a direction, without its pointers. */
 static inline struct sw_gemm rates_product(const struct rates_matrix *matrix, int direction) {
-    const uint64_t out = rates_size(matrix->out), in = rates_size(matrix->in),
-                   tokens = rates_size(matrix->tokens);
-    struct sw_gemm g = {.a_dtype = SW_BF16, .b_dtype = SW_BF16, .c_dtype = SW_BF16};
-    g.m = direction == 2 ? out : tokens;
-    g.n = direction == 0 ? out : in;
-    g.k = direction == 0 ? in : direction == 1 ? out : tokens;
-    g.trans_a = g.accumulate = direction == 2;
-    g.trans_b = direction == 0;
-    g.lda = g.trans_a ? g.m : g.k;
-    g.ldb = g.trans_b ? g.k : g.n;
-    g.ldc = g.n;
-    if (direction == 2) g.c_dtype = SW_FP32;
-    return g;
+    return sw_product_of((enum sw_product)direction, rates_size(matrix->out),
+                         rates_size(matrix->in), rates_size(matrix->tokens));
 }
 
 /* Values in [-1, 1): a card is faster on zeros. */
