@@ -16,6 +16,7 @@
 #include "cpu_adam/adam_variants.h"
 #include "offload/arena.h"
 #include "offload/stream.h"
+#include "tests/bench/rounds.h"
 
 #define B(name) SW_ADAM_VARIANT(name);
 BUILDS
@@ -28,28 +29,10 @@ static const struct {
 } builds[] = {BUILDS};
 
 enum { BUILD_COUNT = sizeof(builds) / sizeof(builds[0]), SIDES = BUILD_COUNT + SW_STREAM_WAYS };
-enum { ROUNDS_MAX = 999, SHARE_ELEMENTS = 4096 };
+enum { SHARE_ELEMENTS = 4096 };
 /* Addresses of the arrays must not agree in their low bits. */
 enum { SKEW_BYTES = 5 * 4096 + 1024 };
 enum { FLUSH_SUBNORMALS = 0x8040 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *values, int count) {
-    double sorted[ROUNDS_MAX];
-    memcpy(sorted, values, (size_t)count * sizeof(*values));
-    qsort(sorted, (size_t)count, sizeof(*sorted), compare);
-    return sorted[count / 2];
-}
 
 static void update(int build, const struct sw_adam_step *step, const struct sw_adam_chunk *chunk,
                    int threads) {
@@ -111,23 +94,22 @@ int main(int argc, char **argv) {
     for (int r = -1; r < rounds; r++) /* the first warms up */
         for (int s = 0; s < SIDES; s++) {
             const int side = (s + r + 1) % SIDES;
-            const double start = now();
+            const double start = rounds_now();
             if (side < BUILD_COUNT)
                 update(side, &step, &chunk, threads);
             else
                 sw_stream_pass(isa, &sw_stream_ways[side - BUILD_COUNT], &arrays, threads);
-            if (r >= 0) seconds[side][r] = now() - start;
+            if (r >= 0) seconds[side][r] = rounds_now() - start;
         }
-    int best = BUILD_COUNT;
-    for (int s = BUILD_COUNT; s < SIDES; s++)
-        if (median(seconds[s], rounds) < median(seconds[best], rounds)) best = s;
+    const int best = BUILD_COUNT + rounds_best(seconds + BUILD_COUNT, SW_STREAM_WAYS, rounds);
     for (int s = 0; s <= BUILD_COUNT; s++) {
         const int side = s < BUILD_COUNT ? s : best;
         double ratio[ROUNDS_MAX];
         for (int r = 0; r < rounds; r++) ratio[r] = seconds[best][r] / seconds[side][r];
         printf("%s\t%.3f\t%.3f\n",
                side < BUILD_COUNT ? builds[side].name : sw_stream_ways[best - BUILD_COUNT].name,
-               1e9 * median(seconds[side], rounds) / (double)count, median(ratio, rounds));
+               1e9 * rounds_median(seconds[side], rounds) / (double)count,
+               rounds_median(ratio, rounds));
     }
     sw_arena_close(&arena);
     return 0;

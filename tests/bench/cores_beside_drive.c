@@ -15,8 +15,9 @@
 #include "base/log.h"
 #include "nvme/nvme.h"
 #include "offload/arena.h"
+#include "tests/bench/rounds.h"
 
-enum { SLOTS = 4, CHUNKS = 400, ROUNDS_DEFAULT = 9, ROUNDS_MAX = 99 };
+enum { SLOTS = 4, CHUNKS = 400, ROUNDS_DEFAULT = 9 };
 #define RECORD_BYTES (12ull << 20)
 
 struct half { /* one direction: the first half of the chunks is read, the second written */
@@ -24,12 +25,6 @@ struct half { /* one direction: the first half of the chunks is read, the second
     struct sw_arena *arena;
     uint32_t write, first, end;
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void say(enum sw_log_level level, const char *line, void *ctx) {
     (void)level;
@@ -77,18 +72,18 @@ static void *move(void *arg) {
 
 static double drive(struct half sides[2]) {
     pthread_t reader;
-    const double start = now();
+    const double start = rounds_now();
     need(!pthread_create(&reader, NULL, move, &sides[0]), "starting a thread");
     move(&sides[1]);
     pthread_join(reader, NULL);
-    return now() - start;
+    return rounds_now() - start;
 }
 
 static volatile float sink;
 
 /* Eight chains of multiply and add in registers, on every core. */
 static double compute(uint64_t turns) {
-    const double start = now();
+    const double start = rounds_now();
 #pragma omp parallel
     {
         float x[32];
@@ -100,7 +95,7 @@ static double compute(uint64_t turns) {
         for (int k = 0; k < 32; k++) sum += x[k];
         sink = sum;
     }
-    return now() - start;
+    return rounds_now() - start;
 }
 
 struct computing {
@@ -112,16 +107,6 @@ static void *compute_aside(void *arg) {
     struct computing *c = arg;
     c->seconds = compute(c->turns);
     return NULL;
-}
-
-static int ascending(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof(*values), ascending);
-    return values[count / 2];
 }
 
 int main(int argc, char **argv) {
@@ -152,11 +137,11 @@ int main(int argc, char **argv) {
         alone[0][r] = compute(c.turns);
         alone[1][r] = drive(sides);
         pthread_t thread;
-        const double start = now();
+        const double start = rounds_now();
         need(!pthread_create(&thread, NULL, compute_aside, &c), "starting a thread");
         beside[1][r] = drive(sides);
         pthread_join(thread, NULL);
-        ratio[r] = (now() - start) / (alone[0][r] + alone[1][r]);
+        ratio[r] = (rounds_now() - start) / (alone[0][r] + alone[1][r]);
         beside[0][r] = c.seconds;
     }
     printf("{\"schema\": 1, \"rounds\": %d, \"threads\": %d, \"drive_gb_per_s\": %.2f,\n"
@@ -164,9 +149,10 @@ int main(int argc, char **argv) {
            " \"drive_alone_s\": %.3f, \"drive_beside_s\": %.3f,\n"
            " \"together_over_sum\": %.3f}\n",
            rounds, omp_get_max_threads(),
-           (double)CHUNKS * (double)RECORD_BYTES / median(alone[1], rounds) * 1e-9,
-           median(alone[0], rounds), median(beside[0], rounds), median(alone[1], rounds),
-           median(beside[1], rounds), median(ratio, rounds));
+           (double)CHUNKS * (double)RECORD_BYTES / rounds_median(alone[1], rounds) * 1e-9,
+           rounds_median(alone[0], rounds), rounds_median(beside[0], rounds),
+           rounds_median(alone[1], rounds), rounds_median(beside[1], rounds),
+           rounds_median(ratio, rounds));
     sw_nvme_close(store, 1);
     return 0;
 }

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/bench/rounds.h"
+
 #define HUGE_BYTES (2ull << 20)
 enum { DEPTH_MAX = 1024 };
 
@@ -29,12 +31,6 @@ struct direction {
     pthread_barrier_t *begin;
     double rate;
 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void need(int ok, const char *what, int err) {
     if (ok) return;
@@ -83,7 +79,7 @@ static void *move(void *arg) {
     ret = io_uring_register_files(&ring, &fd, 1);
     need(ret == 0, "registering the file", -ret);
     if (d->begin) pthread_barrier_wait(d->begin);
-    const double begin = now();
+    const double begin = rounds_now();
     double took = 0;
     uint64_t at = d->first, done = 0;
     unsigned in_flight = 0;
@@ -103,7 +99,7 @@ static void *move(void *arg) {
             start(&ring, d, base, slot, &at);
             in_flight++;
         }
-        if (!over) took = now() - begin;
+        if (!over) took = rounds_now() - begin;
     }
     d->rate = (double)done / took;
     io_uring_queue_exit(&ring);

@@ -18,12 +18,13 @@
 
 #include "offload/arena.h"
 #include "offload/stream.h"
+#include "tests/bench/rounds.h"
 
 #define AVX2   __attribute__((target("avx2,fma")))
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
 #define INLINE static inline __attribute__((always_inline))
 
-enum { ROUNDS_MAX = 99, TRIALS_MAX = 16 };
+enum { TRIALS_MAX = 16 };
 enum around { NOTHING, WEIGHT, ALL };
 
 struct stream {
@@ -183,34 +184,9 @@ static const struct trial {
 };
 enum { TRIALS = sizeof(trials) / sizeof(trials[0]) };
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(const double *x, int n) {
-    double sorted[ROUNDS_MAX];
-    memcpy(sorted, x, (size_t)n * sizeof(*x));
-    qsort(sorted, (size_t)n, sizeof(*sorted), compare);
-    return sorted[n / 2];
-}
-
-static int best_of(double times[][ROUNDS_MAX], int count, int rounds) {
-    int best = 0;
-    for (int i = 1; i < count; i++)
-        if (median(times[i], rounds) < median(times[best], rounds)) best = i;
-    return best;
-}
-
 static double referee_pass(const struct stream *s, uint64_t count, int threads, int wide_vectors,
                            const struct trial *trial) {
-    const double start = now();
+    const double start = rounds_now();
 #pragma omp parallel num_threads(threads)
     {
         const uint64_t team = (uint64_t)omp_get_num_threads(), me = (uint64_t)omp_get_thread_num();
@@ -220,7 +196,7 @@ static double referee_pass(const struct stream *s, uint64_t count, int threads, 
         else
             part_avx2(s, first, end, trial->ahead, trial->around);
     }
-    return now() - start;
+    return rounds_now() - start;
 }
 
 static void judge(const struct stream *s, uint64_t count, int threads, int rounds,
@@ -240,12 +216,13 @@ static void judge(const struct stream *s, uint64_t count, int threads, int round
         for (int i = 0; i < TRIALS; i++)
             theirs[i][at] = referee_pass(s, count, threads, isa == SW_ISA_AVX512, &trials[i]);
         for (int i = 0; i < SW_STREAM_WAYS; i++) {
-            const double start = now();
+            const double start = rounds_now();
             sw_stream_pass(isa, &sw_stream_ways[i], &arrays, threads);
-            ours[i][at] = now() - start;
+            ours[i][at] = rounds_now() - start;
         }
     }
-    const int a = best_of(theirs, TRIALS, rounds), b = best_of(ours, SW_STREAM_WAYS, rounds);
+    const int a = rounds_best(theirs, TRIALS, rounds),
+              b = rounds_best(ours, SW_STREAM_WAYS, rounds);
     double ratio[ROUNDS_MAX];
     for (int r = 0; r < rounds; r++) ratio[r] = theirs[a][r] / ours[b][r];
     const double bytes = (double)count * (double)sw_stream_bytes(arrays.grad_dtype, s->w != NULL);
@@ -253,8 +230,9 @@ static void judge(const struct stream *s, uint64_t count, int threads, int round
            "\"weight_out\": \"%s\", \"referee\": \"%s\", \"referee_gb_per_s\": %.3f, "
            "\"limit\": \"%s\", \"limit_gb_per_s\": %.3f, \"ratio\": %.4f}\n",
            (unsigned long long)count, threads, sw_isa_name(isa), s->wide_grad ? "fp32" : "bf16",
-           s->w ? "bf16" : "none", trials[a].name, 1e-9 * bytes / median(theirs[a], rounds),
-           sw_stream_ways[b].name, 1e-9 * bytes / median(ours[b], rounds), median(ratio, rounds));
+           s->w ? "bf16" : "none", trials[a].name, 1e-9 * bytes / rounds_median(theirs[a], rounds),
+           sw_stream_ways[b].name, 1e-9 * bytes / rounds_median(ours[b], rounds),
+           rounds_median(ratio, rounds));
     fflush(stdout);
 }
 
