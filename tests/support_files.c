@@ -109,3 +109,17 @@ void assert_reported(const char *part) {
     if (!found) fail_msg("no line with '%s' was reported, but: %s", part, lines);
     if (!strstr(lines, "error: ")) fail_msg("no error was reported, but: %s", lines);
 }
+
+int profile_setup(void **state) {
+    (void)state;
+    folder_make();
+    setenv("SPILLWAY_PROFILE", in_folder("machine.json"), 1);
+    log_catch();
+    return 0;
+}
+
+int profile_teardown(void **state) {
+    (void)state;
+    folder_remove();
+    return 0;
+}

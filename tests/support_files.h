@@ -24,4 +24,8 @@ const char *log_text(void);
 /* Fails unless an error line with this part was reported; prints what was. */
 void assert_reported(const char *part);
 
+/* cmocka's fixture of a test with a machine profile of its own: in_folder("machine.json"). */
+int profile_setup(void **state);
+int profile_teardown(void **state);
+
 #endif

@@ -15,20 +15,6 @@
 
 static struct sw_machine m;
 
-static int setup(void **state) {
-    (void)state;
-    folder_make();
-    setenv("SPILLWAY_PROFILE", in_folder("machine.json"), 1);
-    log_catch();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    folder_remove();
-    return 0;
-}
-
 static void open_machine(const char *text) {
     if (sw_machine_open(&m, text)) fail_msg("%s: %s", text ? text : "this machine", log_text());
 }
@@ -215,8 +201,10 @@ int main(void) {
         cmocka_unit_test(changes_change_what_they_name),
         cmocka_unit_test(no_change_is_without_effect),
         cmocka_unit_test(wrong_names_and_changes_are_refused),
-        cmocka_unit_test_setup_teardown(files_are_read_and_checked, setup, teardown),
-        cmocka_unit_test_setup_teardown(this_machine_has_the_users_profile, setup, teardown),
+        cmocka_unit_test_setup_teardown(files_are_read_and_checked, profile_setup,
+                                        profile_teardown),
+        cmocka_unit_test_setup_teardown(this_machine_has_the_users_profile, profile_setup,
+                                        profile_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,20 +20,6 @@ static const struct sw_drive_profile known = {.block_bytes = 1 << 18,
                                               .write_bytes_per_s = 1.25e9,
                                               .mixed_bytes_per_s = 3e9};
 
-static int setup(void **state) {
-    (void)state;
-    folder_make();
-    setenv("SPILLWAY_PROFILE", in_folder("machine.json"), 1);
-    log_catch();
-    return 0;
-}
-
-static int teardown(void **state) {
-    (void)state;
-    folder_remove();
-    return 0;
-}
-
 static void profile_is(const char *text) {
     file_write(in_folder("machine.json"), text, strlen(text));
 }
@@ -255,7 +241,7 @@ static void keys_are_merged(void **state) {
 }
 
 int main(void) {
-#define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define CASE(f) cmocka_unit_test_setup_teardown(f, profile_setup, profile_teardown)
     const struct CMUnitTest tests[] = {
         CASE(what_was_kept_is_found),
         CASE(folders_of_a_drive_share_an_entry),
