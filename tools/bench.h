@@ -3,6 +3,7 @@
 #ifndef TOOLS_BENCH_H
 #define TOOLS_BENCH_H
 #include <jansson.h>
+#include <stddef.h>
 #include <stdint.h>
 #include "base/bf16.h"
 #include "cpu_adam/adam.h"
@@ -47,6 +48,37 @@ struct sw_bench_adam_kind {
     double ns_per_param, relative; /* median over rounds of (its time / plain's time) */
 };
 enum { SW_BENCH_ADAM_KINDS = 6 };
+
+/* Of scratch in a folder, at least. */
+#define SW_BENCH_NVME_SIZE_MIN (4ull << 20)
+
+/* Options that benchmarks share, fields of whose struct options they are named after. */
+#define SW_BENCH_OPTION_SECONDS(what, seconds_by_default)                                          \
+    {                                                                                              \
+        .name = "seconds", .value = "S", .section = "Options",                                     \
+        .help = "measure " what "for about so long", .fallback = (seconds_by_default),             \
+        .kind = SW_OPTION_REAL, .offset = offsetof(struct options, seconds), .min = 0.1,           \
+        .max = 3600                                                                                \
+    }
+#define SW_BENCH_OPTION_JSON                                                                       \
+    {                                                                                              \
+        .name = "json", .section = "Options", .help = "one JSON object instead of tables",         \
+        .kind = SW_OPTION_FLAG, .offset = offsetof(struct options, json)                           \
+    }
+#define SW_BENCH_OPTION_NVME                                                                       \
+    {                                                                                              \
+        .name = "nvme", .value = "DIR[,DIR...]", .section = "Options",                             \
+        .help = "folders, one per drive", .fallback = "the current folder",                        \
+        .kind = SW_OPTION_LIST, .offset = offsetof(struct options, nvme),                          \
+        .count_offset = offsetof(struct options, nvme_count)                                       \
+    }
+#define SW_BENCH_OPTION_SIZE                                                                       \
+    {                                                                                              \
+        .name = "size", .value = "SIZE", .section = "Options",                                     \
+        .help = "of the scratch file in each folder",                                              \
+        .fallback = "1Gi, or an eighth of what is free", .kind = SW_OPTION_SIZE,                   \
+        .offset = offsetof(struct options, size), .min = SW_BENCH_NVME_SIZE_MIN, .max = 1ull << 46 \
+    }
 
 struct sw_bench_adam;
 

@@ -49,15 +49,7 @@ struct report {
 };
 
 static const struct sw_option options_table[] = {
-    {.name = "seconds",
-     .value = "S",
-     .section = "Options",
-     .help = "measure for about so long",
-     .fallback = "100",
-     .kind = SW_OPTION_REAL,
-     .offset = offsetof(struct options, seconds),
-     .min = 0.1,
-     .max = 3600},
+    SW_BENCH_OPTION_SECONDS("", "100"),
     {.name = "threads",
      .value = "N[,N...]",
      .section = "Options",
@@ -72,11 +64,7 @@ static const struct sw_option options_table[] = {
      .fallback = "one in the cache, two past it",
      .kind = SW_OPTION_TEXT,
      .offset = offsetof(struct options, params)},
-    {.name = "json",
-     .section = "Options",
-     .help = "one JSON object instead of tables",
-     .kind = SW_OPTION_FLAG,
-     .offset = offsetof(struct options, json)},
+    SW_BENCH_OPTION_JSON,
     SW_OPTION_HELP("Options"),
 };
 

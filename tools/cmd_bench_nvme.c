@@ -22,7 +22,6 @@
 enum { FOLDERS_MAX = SW_NVME_FOLDERS_MAX, DEPTH_MAX = 256 };
 /* The default size: at most, and as a part of what is free. */
 #define SIZE_DEFAULT  (1ull << 30)
-#define SIZE_MIN      (4ull << 20)
 #define BLOCK_MAX     (4ull << 20)
 #define IN_FLIGHT_MAX (32ull << 20)
 enum { FREE_SHARE = 8 };
@@ -69,32 +68,9 @@ struct report {
 };
 
 static const struct sw_option options_table[] = {
-    {.name = "nvme",
-     .value = "DIR[,DIR...]",
-     .section = "Options",
-     .help = "folders, one per drive",
-     .fallback = "the current folder",
-     .kind = SW_OPTION_LIST,
-     .offset = offsetof(struct options, nvme),
-     .count_offset = offsetof(struct options, nvme_count)},
-    {.name = "seconds",
-     .value = "S",
-     .section = "Options",
-     .help = "measure each drive for about so long",
-     .fallback = "10",
-     .kind = SW_OPTION_REAL,
-     .offset = offsetof(struct options, seconds),
-     .min = 0.1,
-     .max = 3600},
-    {.name = "size",
-     .value = "SIZE",
-     .section = "Options",
-     .help = "of the scratch file in each folder",
-     .fallback = "1Gi, or an eighth of what is free",
-     .kind = SW_OPTION_SIZE,
-     .offset = offsetof(struct options, size),
-     .min = SIZE_MIN,
-     .max = 1ull << 46},
+    SW_BENCH_OPTION_NVME,
+    SW_BENCH_OPTION_SECONDS("each drive ", "10"),
+    SW_BENCH_OPTION_SIZE,
     {.name = "block",
      .value = "SIZE[,SIZE...]",
      .section = "Options",
@@ -114,11 +90,7 @@ static const struct sw_option options_table[] = {
      .help = "keep nothing in the machine profile",
      .kind = SW_OPTION_FLAG,
      .offset = offsetof(struct options, no_profile)},
-    {.name = "json",
-     .section = "Options",
-     .help = "one JSON object instead of tables",
-     .kind = SW_OPTION_FLAG,
-     .offset = offsetof(struct options, json)},
+    SW_BENCH_OPTION_JSON,
     SW_OPTION_HELP("Options"),
 };
 
@@ -184,9 +156,11 @@ static int choose_settings(struct report *r) {
 static uint64_t scratch_bytes(const struct report *r, const char *folder) {
     const uint64_t available = sw_nvme_free_bytes(folder);
     if (r->options.size) return r->options.size;
-    if (available == UINT64_MAX) return SIZE_MIN;
+    if (available == UINT64_MAX) return SW_BENCH_NVME_SIZE_MIN;
     const uint64_t share = available / FREE_SHARE;
-    return share < SIZE_MIN ? SIZE_MIN : share < SIZE_DEFAULT ? share : SIZE_DEFAULT;
+    return share < SW_BENCH_NVME_SIZE_MIN ? SW_BENCH_NVME_SIZE_MIN
+           : share < SIZE_DEFAULT         ? share
+                                          : SIZE_DEFAULT;
 }
 
 /* ---- what is said ---- */
