@@ -2,6 +2,7 @@
 #include "engine/sizing.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include "base/log.h"
 #include "base/size.h"
 
@@ -100,4 +101,15 @@ int sw_sizing_check_step(const struct sw_model *model, const struct sw_train_opt
              "step, whose bytes are beyond any memory",
              o->micro_batch, o->accumulate, o->seq_len, tokens);
     return -ENOMEM;
+}
+
+int sw_sizing_cut(struct sw_model *model, const struct sw_train_options *o, uint32_t shards,
+                  uint32_t replicas, uint64_t **shard_elements, uint64_t **trained_elements) {
+    const int ret = o->freeze ? sw_model_freeze(model, o->freeze, shards, replicas) : 0;
+    if (ret < 0) return ret;
+    *shard_elements = calloc(model->unit_count, sizeof(**shard_elements));
+    *trained_elements = calloc(model->unit_count, sizeof(**trained_elements));
+    if (!*shard_elements || !*trained_elements) return -ENOMEM;
+    sw_model_shards(model, shards, replicas, *shard_elements, *trained_elements);
+    return 0;
 }

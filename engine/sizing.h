@@ -31,6 +31,11 @@ void sw_sizing_input(const struct sw_sizing *sizing, const struct sw_train_optio
  * sums and products of smaller ones stay below 2^64. 0 or -ENOMEM, reported. */
 int sw_sizing_check_step(const struct sw_model *model, const struct sw_train_options *o);
 
+/* Freezes what o->freeze names, and tells a rank's elements of each unit, padded and trained, as
+ * sw_model_shards() does; both arrays are the caller's to free(), in any case. 0 or -errno. */
+int sw_sizing_cut(struct sw_model *model, const struct sw_train_options *o, uint32_t shards,
+                  uint32_t replicas, uint64_t **shard_elements, uint64_t **trained_elements);
+
 /* Norm blocks of a rank's trained elements of a unit, and the bytes of all units' sums. */
 static inline uint64_t sw_sizing_blocks(uint64_t elements) {
     return (elements + SW_NORM_BLOCK - 1) / SW_NORM_BLOCK;

@@ -40,16 +40,9 @@ int sw_trainer_try(struct sw_trainer *t, struct sw_train_options *o, struct sw_p
 }
 
 int sw_trainer_cut(struct sw_trainer *t) {
-    const uint32_t units = t->model.unit_count;
-    const char *freeze = t->options.freeze;
     if (sw_sizing_check_step(&t->model, &t->options) < 0) return -ENOMEM;
-    const int ret = freeze ? sw_model_freeze(&t->model, freeze, t->shards, t->replicas) : 0;
-    if (ret < 0) return ret;
-    t->shard_elements = calloc(units, sizeof(*t->shard_elements));
-    t->trained_elements = calloc(units, sizeof(*t->trained_elements));
-    if (!t->shard_elements || !t->trained_elements) return -ENOMEM;
-    sw_model_shards(&t->model, t->shards, t->replicas, t->shard_elements, t->trained_elements);
-    return 0;
+    return sw_sizing_cut(&t->model, &t->options, t->shards, t->replicas, &t->shard_elements,
+                         &t->trained_elements);
 }
 
 int sw_trainer_size(struct sw_trainer *t) {

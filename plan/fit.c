@@ -79,37 +79,48 @@ int sw_plan_case_settle(struct sw_plan_case *c) {
     return check_freeze(c);
 }
 
-/* ---- the units, cut for the ranks ---- */
+/* ---- the run itself ---- */
 
-struct cut {
-    struct sw_model model;
-    uint64_t *shard_elements, *trained_elements;
-};
-
-static void cut_close(struct cut *cut) {
-    free(cut->shard_elements);
-    free(cut->trained_elements);
-    sw_model_close(&cut->model);
+/* All but the placement: the model cut for the ranks, and what its sizes follow from. */
+static int open_parts(struct sw_plan_run *run, const struct sw_plan_case *c,
+                      const struct sw_train_options *o) {
+    const uint32_t ranks = o->ranks;
+    const uint32_t shards = o->shard_in_node ? ranks : ranks * c->nodes;
+    const uint32_t replicas = ranks * c->nodes / shards;
+    *run = (struct sw_plan_run){.options = *o};
+    int ret = sw_model_open_shape(&run->model, &c->subject->model.config);
+    if (ret == 0)
+        ret = sw_sizing_cut(&run->model, o, shards, replicas, &run->shard_elements,
+                            &run->trained_elements);
+    if (ret == 0) ret = sw_plan_device_open(&run->device, c, o);
+    run->sizing = (struct sw_sizing){.model = &run->model,
+                                     .device = &run->device,
+                                     .shards = shards,
+                                     .replicas = replicas,
+                                     .local_ranks = ranks,
+                                     .shard_elements = run->shard_elements,
+                                     .trained_elements = run->trained_elements};
+    return ret;
 }
 
-static int cut_open(struct cut *cut, const struct sw_plan_case *c, uint32_t shards,
-                    uint32_t replicas) {
-    *cut = (struct cut){0};
-    int ret = sw_model_open_shape(&cut->model, &c->subject->model.config);
-    const char *freeze = c->options.freeze;
-    if (ret == 0 && freeze) ret = sw_model_freeze(&cut->model, freeze, shards, replicas);
-    if (ret < 0) {
-        cut_close(cut);
-        return ret;
-    }
-    cut->shard_elements = calloc(cut->model.unit_count, sizeof(*cut->shard_elements));
-    cut->trained_elements = calloc(cut->model.unit_count, sizeof(*cut->trained_elements));
-    if (!cut->shard_elements || !cut->trained_elements) {
-        cut_close(cut);
-        return -ENOMEM;
-    }
-    sw_model_shards(&cut->model, shards, replicas, cut->shard_elements, cut->trained_elements);
-    return 0;
+int sw_plan_run_open(struct sw_plan_run *run, const struct sw_plan_case *c,
+                     const struct sw_fit *fit) {
+    struct sw_shortfall shortfall;
+    int ret = open_parts(run, c, &fit->options);
+    if (ret < 0) return ret;
+    sw_sizing_input(&run->sizing, &run->options, &run->input);
+    ret = sw_budget_place(&run->placement, &run->input, &run->options, run->options.resume,
+                          &shortfall);
+    if (ret == -ENOMEM) sw_error("no memory for the tables of the plan");
+    return ret == -ENOSPC ? 0 : ret; /* whether it fits, the fit tells */
+}
+
+void sw_plan_run_close(struct sw_plan_run *run) {
+    sw_placement_free(&run->placement);
+    if (run->device.ops) sw_plan_device_close(&run->device);
+    free(run->shard_elements);
+    free(run->trained_elements);
+    sw_model_close(&run->model);
 }
 
 /* ---- what it takes ---- */
@@ -196,72 +207,17 @@ static int fit(struct sw_fit *f, const struct sw_plan_case *c, const struct sw_s
 
 int sw_plan_fit(const struct sw_plan_case *c, const struct sw_train_options *o,
                 struct sw_fit *out) {
-    const uint32_t ranks = o->ranks;
-    const uint32_t shards = o->shard_in_node ? ranks : ranks * c->nodes;
-    const uint32_t replicas = ranks * c->nodes / shards;
+    const uint32_t ranks = o->ranks * c->nodes, layers = c->subject->model.config.layers;
+    struct sw_plan_run run;
     assert(sw_tiers_chosen(o->params) && sw_tiers_chosen(o->optimizer) &&
            sw_tiers_chosen(o->gradients) && sw_tiers_chosen(o->activations));
     *out = (struct sw_fit){.options = *o};
-    if (out->options.zero < 0) out->options.zero = shards * replicas > 1 ? 3 : 0;
-    const uint32_t layers = c->subject->model.config.layers;
+    if (out->options.zero < 0) out->options.zero = ranks > 1 ? 3 : 0;
     if (out->options.checkpoint_every > layers) out->options.checkpoint_every = layers;
     set_budgets(out, c, o);
-    struct cut cut;
-    struct sw_device_handle device;
-    int ret = cut_open(&cut, c, shards, replicas);
-    if (ret < 0) return ret;
-    ret = sw_plan_device_open(&device, c, o);
-    if (ret == 0) {
-        const struct sw_sizing sizing = {.model = &cut.model,
-                                         .device = &device,
-                                         .shards = shards,
-                                         .replicas = replicas,
-                                         .local_ranks = ranks,
-                                         .shard_elements = cut.shard_elements,
-                                         .trained_elements = cut.trained_elements};
-        ret = fit(out, c, &sizing);
-        if (ret == -ENOMEM) sw_error("no memory for the tables of the plan");
-        sw_plan_device_close(&device);
-    }
-    cut_close(&cut);
-    return ret;
-}
-
-/* ---- the run itself ---- */
-
-int sw_plan_run_open(struct sw_plan_run *run, const struct sw_plan_case *c,
-                     const struct sw_fit *fit) {
-    struct cut cut;
-    struct sw_shortfall shortfall;
-    *run = (struct sw_plan_run){.options = fit->options};
-    const uint32_t ranks = run->options.ranks;
-    const uint32_t shards = run->options.shard_in_node ? ranks : ranks * c->nodes;
-    const uint32_t replicas = ranks * c->nodes / shards;
-    int ret = cut_open(&cut, c, shards, replicas);
-    if (ret < 0) return ret;
-    run->model = cut.model;
-    run->shard_elements = cut.shard_elements;
-    run->trained_elements = cut.trained_elements;
-    ret = sw_plan_device_open(&run->device, c, &run->options);
-    if (ret < 0) return ret;
-    run->sizing = (struct sw_sizing){.model = &run->model,
-                                     .device = &run->device,
-                                     .shards = shards,
-                                     .replicas = replicas,
-                                     .local_ranks = run->options.ranks,
-                                     .shard_elements = run->shard_elements,
-                                     .trained_elements = run->trained_elements};
-    sw_sizing_input(&run->sizing, &run->options, &run->input);
-    ret = sw_budget_place(&run->placement, &run->input, &run->options, run->options.resume,
-                          &shortfall);
+    int ret = open_parts(&run, c, o);
+    if (ret == 0) ret = fit(out, c, &run.sizing);
     if (ret == -ENOMEM) sw_error("no memory for the tables of the plan");
-    return ret == -ENOSPC ? 0 : ret; /* whether it fits, the fit tells */
-}
-
-void sw_plan_run_close(struct sw_plan_run *run) {
-    sw_placement_free(&run->placement);
-    if (run->device.ops) sw_plan_device_close(&run->device);
-    free(run->shard_elements);
-    free(run->trained_elements);
-    sw_model_close(&run->model);
+    sw_plan_run_close(&run);
+    return ret;
 }
