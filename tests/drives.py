@@ -76,8 +76,7 @@ def a_resumed_run_reads_the_layout_that_is_there():
         both = ("--nvme", ",".join(folders), "--steps", 6)
         plain = run(f"{tmp}/plain", "--steps", 6)
         profile = profile_of(tmp, folders, (3000, 1000))
-        env = {**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before",
-               "SPILLWAY_PROFILE": profile}
+        env = {**t.kill_at("pwrite:.commit:4:before"), "SPILLWAY_PROFILE": profile}
         t.train(f"{tmp}/out", *COMMON, *both, rc=-9, env=env)
         layout = sizes(folders)
         profile = profile_of(tmp, folders, (1000, 3000))

@@ -383,8 +383,7 @@ def disk_use_and_names_stay_over_three_runs_and_a_killed_one():
             same(run, f"{store}/{STATE}")
             seen.append(disk_use(store))
         killed = t.spillway(*arguments(f"{tmp}/killed", "--nvme", store, "--restart"),
-                            env={**t.preload("kill_at_call"),
-                                 "KILL_AT": f"pwrite:{COMMIT}:2:torn"})
+                            env=t.kill_at(f"pwrite:{COMMIT}:2:torn"))
         t.equal(killed.rc, -signal.SIGKILL, "the killed run", killed)
         seen.append(disk_use(store))
         last = t.spillway(*arguments(f"{tmp}/killed", "--nvme", store, "--resume"))

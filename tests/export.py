@@ -133,7 +133,7 @@ def a_killed_run_is_exported_at_its_last_commit():
             base += [] if "--chunk" in more else ["--chunk", 60000]
             out, store = f"{tmp}/{number}", more if "--nvme" in more else []
             t.train(out, *base, rc=-signal.SIGKILL,
-                    env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+                    env=t.kill_at("pwrite:.commit:4:before"))
             export(out, f"{tmp}/to-{number}", *store)
             t.check(whole(f"{tmp}/to-{number}") == whole(f"{tmp}/want"), f"{more}: other files")
             resumed = t.train(out, *base, "--resume", rc=0)  # the export took nothing from it
@@ -280,7 +280,7 @@ def a_crash_after_an_import_goes_on_with_the_same_command():
             line = [*split(2), *NVME, "--import", f"{tmp}/to", "--resume"]
             out = f"{tmp}/{number}"
             train(out, *line, steps=7, rc=-signal.SIGKILL,
-                  env={**t.preload("kill_at_call"), "KILL_AT": kill})
+                  env=t.kill_at(kill))
             if begins:
                 shutil.move(f"{tmp}/to", f"{tmp}/away")  # it is not even looked at
             again = train(out, *line, steps=7, rc=0)
@@ -295,7 +295,7 @@ def a_crash_after_an_import_goes_on_with_the_same_command():
             t.contains(train(out, *line, steps=7, rc=0).stdout, "nothing to do", kill)
         # A store that an import began is like any other: taken up without the option.
         train(f"{tmp}/n", *split(2), *NVME, "--import", f"{tmp}/to", steps=7, rc=-signal.SIGKILL,
-              env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:3:before"})
+              env=t.kill_at("pwrite:.commit:3:before"))
         plain = train(f"{tmp}/n", *split(2), *NVME, "--resume", steps=7, rc=0)
         t.equal(digest(plain), digest(want), "resumed without --import", plain)
 

@@ -39,7 +39,7 @@ def all_go_back_to_the_last_commit_that_all_have():
                              ("optimizer-p1.commit", "late")):
             out = f"{tmp}/{victim}-{when}"
             dead = job(2, out, *constant, "--rank-timeout", 10, steps=8, rc=None,
-                       env={**t.preload("kill_at_call"), "KILL_AT": f"pwrite:/{victim}:3:{when}"})
+                       env=t.kill_at(f"pwrite:/{victim}:3:{when}"))
             t.check(dead.rc != 0, "a killed process is a success", dead)
             shown = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
             t.equal([shown["process"], *(s["process"] for s in shown["other_processes"])], [0, 1],
@@ -117,7 +117,7 @@ def a_survivor_tells_what_is_on_its_disk():
         line = ["--optimizer", "nvme", "--schedule", "constant", "--warmup", 0]
         out = f"{tmp}/out"
         dead = job(2, out, *line, "--rank-timeout", 2, steps=8, rc=None,
-                   env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:/optimizer.commit:3:stop"})
+                   env=t.kill_at("pwrite:/optimizer.commit:3:stop"))
         t.check(dead.rc != 0, "a stopped process is a success", dead)
         shown = json.loads(t.spillway("inspect", out, "--json", rc=0).stdout)
         t.equal((shown["step"], shown["other_processes"][0]["step"]), (2, 3), "steps on the disk")

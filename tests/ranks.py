@@ -253,13 +253,13 @@ def a_stopped_or_killed_run_goes_on():
         for i, more in enumerate((["--zero", 2], ["--zero", 3, "--params", "nvme"])):
             out = f"{tmp}/{i}"
             train(out, *common, steps=8, rc=-signal.SIGKILL,
-                  env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:5:before"})
+                  env=t.kill_at("pwrite:.commit:5:before"))
             last = train(out, *common, *more, "--resume", steps=8, rc=0)
             t.contains(last.stdout, "going on after step 4", "resume", last)
             t.equal(digest(last), want, f"digest after resuming with {more}", last)
         other = f"{tmp}/other"
         train(other, *common, steps=8, rc=-signal.SIGKILL,
-              env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:5:before"})
+              env=t.kill_at("pwrite:.commit:5:before"))
         refused = train(other, "--ranks", 2, "--optimizer", "nvme", "--resume", steps=8, rc=1)
         t.contains(refused.stderr, "its numerics is", "another number of ranks", refused)
 

@@ -116,7 +116,6 @@ def killed_at_random_moments():
 def killed_at_every_stage_of_the_commit():
     """Section by section: the sync of the records, the record itself (before, torn, after), its
     sync. What counts is the last durable record: a resume begins there."""
-    preload = t.preload("kill_at_call")
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
         # Commit 5 is the fifth call of each kind; with one drive a commit syncs one state file.
@@ -126,7 +125,7 @@ def killed_at_every_stage_of_the_commit():
                   ("fdatasync:.commit:5:after", 5)]
         for number, (stage, begins) in enumerate(stages):
             out = f"{tmp}/{number}"
-            killed = run(out, *NVME, rc=-signal.SIGKILL, env={**preload, "KILL_AT": stage})
+            killed = run(out, *NVME, rc=-signal.SIGKILL, env=t.kill_at(stage))
             t.check("saved" not in killed.stdout, "killed too late", killed)
             last = finish_and_compare(out, NVME, want)
             t.equal(resumed_from(last), begins, f"step that {stage} resumes after", last)
@@ -134,13 +133,12 @@ def killed_at_every_stage_of_the_commit():
 
 @t.test
 def killed_while_the_store_is_cleaned_up():
-    preload = t.preload("kill_at_call")
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
         for number, stage in enumerate(("unlink:.commit:1:before", "unlink:.commit:1:after",
                                         "unlink:.state:1:before", "unlink:.state:1:after")):
             out = f"{tmp}/{number}"
-            run(out, *NVME, rc=-signal.SIGKILL, env={**preload, "KILL_AT": stage})
+            run(out, *NVME, rc=-signal.SIGKILL, env=t.kill_at(stage))
             t.check(result(out) == want[1], f"{stage}: the result is not whole")
             again = run(out, *NVME, "--resume")
             t.contains(again.stdout, "nothing to do", stage)
@@ -235,7 +233,7 @@ def stopped_while_loading_a_run_leaves_what_was_there():
         t.check("saving" not in said, f"a save is announced: {said!r}")
         t.check(not os.path.exists(out), "a new run's folder")
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+            env=t.kill_at("pwrite:.commit:4:before"))
         status, text, _ = stop_before_load(*arguments(out, *NVME, "--resume"))
         t.equal(status, 130, "exit status of a resume")
         t.contains(text, "stopped while loading; what is committed is as it was", "a resume")
@@ -250,7 +248,7 @@ def what_is_loaded_is_told():
         for mode, kept in ((NVME, 0), (["--optimizer", "host", "--commit-every", 2], 1)):
             out = f"{tmp}/{kept}"
             first = run(out, *mode, rc=-signal.SIGKILL,
-                        env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+                        env=t.kill_at("pwrite:.commit:4:before"))
             last = run(out, *mode, "--resume", "--log", f"{tmp}/{kept}.log")
             params = int(re.search(r"^(\d+) parameters", first.stdout, re.M)[1])
             told = t.read_log(f"{tmp}/{kept}.log")[1][0]["loaded_bytes"]
@@ -267,7 +265,7 @@ def the_log_is_appended_and_a_torn_line_is_cut():
     with t.folder() as tmp:
         log = f"{tmp}/log"
         run(f"{tmp}/out", *NVME, "--log", log, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:5:before"})
+            env=t.kill_at("pwrite:.commit:5:before"))
         with open(log, "a", encoding="utf-8") as file:
             file.write('{"step": 5, "lo')
         run(f"{tmp}/out", *NVME, "--resume", "--log", log)
@@ -281,7 +279,7 @@ def a_store_with_commits_is_never_overwritten_unasked():
     with t.folder() as tmp:
         out = f"{tmp}/out"
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+            env=t.kill_at("pwrite:.commit:4:before"))
         refused = run(out, *NVME, rc=1)
         for part in ("step 3", t.MODEL, "--resume", "--restart"):
             t.contains(refused.stderr, part, "the refusal")
@@ -298,7 +296,7 @@ def a_restart_that_a_kill_ends_leaves_no_model_without_weights():
         with t.folder() as tmp:
             run(f"{tmp}/out", *NVME, "--save-every", 4)
             run(f"{tmp}/out", *NVME, "--restart", rc=-signal.SIGKILL,
-                env={**t.preload("kill_at_call"), "KILL_AT": f"unlink:{model}/config.json:1:after"})
+                env=t.kill_at(f"unlink:{model}/config.json:1:after"))
             t.check(not os.path.exists(f"{tmp}/{model}/config.json"), f"{model} is a model")
             t.check(os.path.exists(f"{tmp}/{model}/model.safetensors"), f"{model}: weights first")
 
@@ -330,7 +328,7 @@ def a_store_of_another_version_is_refused_by_its_number():
     with t.folder() as tmp:
         out = f"{tmp}/out"
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+            env=t.kill_at("pwrite:.commit:4:before"))
         set_version(f"{out}/optimizer.commit", 2)
         t.contains(t.spillway("inspect", out, rc=0).stdout, "step 3 of", "the same version")
         set_version(f"{out}/optimizer.commit", 1)
@@ -355,7 +353,7 @@ def a_foreign_store_is_refused_by_name():
         t.spillway("init", "--config", t.MODEL + "/config.json", "--seed", 3, "--out",
                    f"{tmp}/model", rc=0)
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+            env=t.kill_at("pwrite:.commit:4:before"))
         before = {n: open(f"{out}/{n}", "rb").read() for n in os.listdir(out)}
         with open(f"{tmp}/documents", "wb") as file:
             file.write(struct.pack("<2Q", 0, 100))
@@ -443,7 +441,7 @@ def a_result_of_another_run_is_not_taken_for_this_ones():
         more = f"{tmp}/more"
         run(more, *constant, "--keep-store", steps=5)
         run(more, *constant, "--resume", rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": f"fdatasync:.commit:{STEPS - 5}:after"})
+            env=t.kill_at(f"fdatasync:.commit:{STEPS - 5}:after"))
         t.check(result(more) != want[1], "killed too late")
         t.equal(resumed_from(finish_and_compare(more, constant, want)), STEPS, "step")
 
@@ -455,7 +453,7 @@ def another_tier_goes_on_with_the_same_bits():
         for number, tier in enumerate(("host", "device", "nvme")):
             out = f"{tmp}/{number}"
             run(out, *NVME, rc=-signal.SIGKILL,
-                env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+                env=t.kill_at("pwrite:.commit:6:before"))
             mode = ["--optimizer", tier, "--commit-every", 4]
             t.equal(resumed_from(finish_and_compare(out, mode, want)), 5, tier)
 
@@ -466,7 +464,7 @@ def a_resumed_run_without_commits_leaves_the_one_it_came_from_whole():
     from the same commit once more."""
     with t.folder() as tmp:
         want = undisturbed(tmp, NVME)
-        at_6 = {**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"}
+        at_6 = t.kill_at("pwrite:.commit:6:before")
         for number, mode in enumerate((["--optimizer", "host"], ["--optimizer", "device"],
                                        [*NVME, "--commit-every", 0])):
             out = f"{tmp}/{number}"
@@ -536,7 +534,7 @@ def changed_bytes_are_never_trained_on():
     with t.folder() as tmp:
         out = f"{tmp}/out"
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+            env=t.kill_at("pwrite:.commit:6:before"))
         size = os.path.getsize(f"{out}/optimizer.0.state")
         for home in (0, 1):  # a chunk's committed home is one of them
             shutil.copytree(out, f"{tmp}/{home}")
@@ -581,7 +579,7 @@ def inspect_shows_a_store():
     with t.folder() as tmp:
         out = f"{tmp}/out"
         run(out, *NVME, rc=-signal.SIGKILL,
-            env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:6:before"})
+            env=t.kill_at("pwrite:.commit:6:before"))
         shown = t.spillway("inspect", out, rc=0).stdout
         for part in ("step 5 of 12", t.MODEL, "numerics", ", 1 folder\n"):
             t.contains(shown, part, "inspect of a store")

@@ -362,6 +362,11 @@ def preload(name):
     return {"LD_PRELOAD": library, "ASAN_OPTIONS": options}
 
 
+def kill_at(call):
+    """The environment in which a run ends at a call, as tests/preload/kill_at_call.c names it."""
+    return {**preload("kill_at_call"), "KILL_AT": call}
+
+
 # ---- what the program wrote --------------------------------------------------------------------
 
 def read_log(path):

@@ -78,7 +78,7 @@ def a_real_run_never_goes_on_from_one_that_computed_nothing():
     with t.folder() as tmp:
         out = f"{tmp}/out"
         killed = t.train(out, *COMMON, "--sim-flops", "100G", rc=-signal.SIGKILL,
-                         env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:3:before"})
+                         env=t.kill_at("pwrite:.commit:3:before"))
         refused = t.train(out, *COMMON, "--resume", rc=1)
         t.contains(refused.stderr, "--sim-flops", "what differs", killed)
 

@@ -436,7 +436,7 @@ def states(folder):
 def killed(out, *more):
     """A run that was killed before its fourth commit."""
     run(out, *ALL_NVME, "--checkpoint-every", 2, *more, rc=-signal.SIGKILL,
-        env={**t.preload("kill_at_call"), "KILL_AT": "pwrite:.commit:4:before"})
+        env=t.kill_at("pwrite:.commit:4:before"))
 
 
 @t.test

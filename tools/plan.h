@@ -35,6 +35,8 @@ void sw_plan_print_times(const struct sw_plan_case *c, const struct sw_fit *f,
                          const struct sw_simulation *s, FILE *out);
 json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s);
 
+/* "70,553,706,496" */
+const char *sw_plan_commas(uint64_t value, char *out, size_t out_size);
 /* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
 const char *sw_plan_size(double bytes, char *out, size_t out_size);
 /* The lines of the decision: the i-th step's verdict, then the reason for the choice. */

@@ -6,20 +6,6 @@
 
 #include "tools/plan.h"
 
-/* "70,553,706,496" */
-static const char *whole(uint64_t value, char *out, size_t out_size) {
-    char digits[32];
-    snprintf(digits, sizeof(digits), "%" PRIu64, value);
-    const size_t length = strlen(digits);
-    size_t at = 0;
-    for (size_t i = 0; i < length && at + 2 < out_size; i++) {
-        if (i && (length - i) % 3 == 0) out[at++] = ',';
-        out[at++] = digits[i];
-    }
-    out[at] = 0;
-    return out;
-}
-
 /* A size, or a dash for nothing. */
 static const char *size(double bytes, char *out, size_t out_size) {
     if (bytes > 0) return sw_plan_size(bytes, out, out_size);
@@ -32,10 +18,11 @@ static void print_subject(const struct sw_plan_case *c, const struct sw_arithmet
     const struct sw_subject *s = c->subject;
     const struct sw_model_config *config = &s->model.config;
     char params[40], bias[40];
-    fprintf(out, "model    %s: %s parameters", s->name, whole(s->params, params, sizeof(params)));
+    fprintf(out, "model    %s: %s parameters", s->name,
+            sw_plan_commas(s->params, params, sizeof(params)));
     if (n->frozen > 0)
         fprintf(out, ", %s of them frozen",
-                whole((uint64_t)llround(n->frozen), params, sizeof(params)));
+                sw_plan_commas((uint64_t)llround(n->frozen), params, sizeof(params)));
     fprintf(out, ", %" PRIu32 " layers of hidden size %" PRIu32 "\n", config->layers,
             config->hidden);
     if (s->kind == SW_SUBJECT_COUNT)
@@ -47,7 +34,7 @@ static void print_subject(const struct sw_plan_case *c, const struct sw_arithmet
         fprintf(out,
                 "         %s of them are biases of query, key and value: the arithmetic counts\n"
                 "         them, train has no place for them and refuses such a model today\n",
-                whole(s->bias_params, bias, sizeof(bias)));
+                sw_plan_commas(s->bias_params, bias, sizeof(bias)));
 }
 
 static void print_machine(const struct sw_plan_case *c, FILE *out) {
@@ -75,9 +62,9 @@ static void print_case(const struct sw_plan_case *c, FILE *out) {
     fprintf(out, "step     %" PRIu32 " rank%s", o->ranks * c->nodes,
             o->ranks * c->nodes == 1 ? "" : "s");
     if (c->nodes > 1) fprintf(out, " on %" PRIu32 " machines", c->nodes);
-    fprintf(out, ", %s tokens each (%" PRIu32 " x %s), %s in all\n", whole(rank, a, sizeof(a)),
-            o->accumulate, whole(micro, b, sizeof(b)),
-            whole(rank * o->ranks * c->nodes, (char[40]){0}, 40));
+    fprintf(out, ", %s tokens each (%" PRIu32 " x %s), %s in all\n",
+            sw_plan_commas(rank, a, sizeof(a)), o->accumulate, sw_plan_commas(micro, b, sizeof(b)),
+            sw_plan_commas(rank * o->ranks * c->nodes, (char[40]){0}, 40));
 }
 
 static void print_state(const struct sw_arithmetic_in *n, FILE *out) {

@@ -1,14 +1,14 @@
 /* tools/plan_words.c - the decision in words, with the numbers of the case. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
 
 #include "tools/plan.h"
 
-/* A whole number with commas. */
-static void commas(double value, char *out, size_t out_size) {
+const char *sw_plan_commas(uint64_t value, char *out, size_t out_size) {
     char digits[32];
-    snprintf(digits, sizeof(digits), "%.0f", value);
+    snprintf(digits, sizeof(digits), "%" PRIu64, value);
     const size_t length = strlen(digits);
     size_t at = 0;
     for (size_t i = 0; i < length && at + 2 < out_size; i++) {
@@ -16,6 +16,7 @@ static void commas(double value, char *out, size_t out_size) {
         out[at++] = digits[i];
     }
     out[at] = 0;
+    return out;
 }
 
 const char *sw_plan_size(double bytes, char *out, size_t out_size) {
@@ -29,7 +30,7 @@ const char *sw_plan_size(double bytes, char *out, size_t out_size) {
     const double value = bytes / units[u].bytes;
     char text[32];
     if (value >= 99.95 || fabs(value - round(value)) < 0.05)
-        commas(value, text, sizeof(text));
+        sw_plan_commas((uint64_t)llrint(value), text, sizeof(text));
     else
         snprintf(text, sizeof(text), "%.1f", value);
     snprintf(out, out_size, "%s %s", text, units[u].name);
