@@ -25,6 +25,7 @@ void sw_train_defaults(struct sw_train_options *options) {
     options->decay = SW_DECAY_MATRICES;
     options->max_skips = 10;
     options->zero = -1;
+    options->late_below = options->late_top = -1;
     options->reduce_dtype = SW_FP32;
     options->rank_timeout_s = 600;
     options->dtype = SW_BF16;

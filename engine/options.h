@@ -56,6 +56,9 @@ struct sw_train_options {
     uint32_t checkpoint_every;                       /* layers from one kept input to the next */
     uint64_t device_memory_bytes, host_memory_bytes; /* budgets of the pools; 0: none */
     enum sw_overlap overlap;
+    /* With backward: percent of the elements, of the first units and of the last ones, whose update
+     * waits for the next step's forward; both -1: the engine chooses. */
+    int64_t late_below, late_top;
     uint64_t chunk_bytes; /* of a record on disk */
     int threads;          /* of Adam; 0: what the affinity mask and the quota give */
     int device_threads;   /* of each rank's host device; 0: likewise, shared out over the ranks */

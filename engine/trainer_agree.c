@@ -175,6 +175,8 @@ int sw_trainer_agree(struct sw_trainer *t) {
             (unsigned long long)t->import->step);
     put(&text, "--zero", "%" PRId64, o->zero);
     put(&text, "--overlap", "%s", sw_overlap_name(o->overlap));
+    put(&text, "--late-below", "%" PRId64, o->late_below);
+    put(&text, "--late-top", "%" PRId64, o->late_top);
     put_count(&text, "--checkpoint-every", o->checkpoint_every);
     put(&text, "--commit-every", "%" PRId64, o->commit_every);
     put_count(&text, "--save-every", o->save_every);

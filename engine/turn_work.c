@@ -2,6 +2,7 @@
 #include "engine/turn_work.h"
 
 #include <errno.h>
+#include <math.h>
 
 #include "base/size.h"
 #include "engine/throttle.h"
@@ -150,6 +151,12 @@ int sw_turn_work_shape(struct sw_turn_shape *out, const struct sw_turn_work *w,
     *out = (struct sw_turn_shape){
         .overlap = sw_overlap_of(o), .placement = w->placement, .stops_together = stops_together};
     sw_turn_shape_pick_late(out, w->trained_elements);
-    if (out->overlap != SW_OVERLAP_BACKWARD || !o->sim.flops) return 0;
+    if (out->overlap != SW_OVERLAP_BACKWARD) return 0;
+    if (o->late_below >= 0 || o->late_top >= 0) {
+        sw_turn_shape_late_shares(out, w->trained_elements, fmax((double)o->late_below, 0) / 100,
+                                  fmax((double)o->late_top, 0) / 100);
+        return 0;
+    }
+    if (!o->sim.flops) return 0;
     return pick_by_rates(out, w, &o->sim);
 }

@@ -376,8 +376,12 @@ static void fit(struct sw_placement *p, const struct sw_placement_input *in) {
     const enum sw_tier tiers[] = {SW_TIER_DEVICE, SW_TIER_HOST};
     for (int i = 0; i < 2; i++) {
         const uint64_t budget = in->budget_bytes[tiers[i]];
-        for (int step = 0; budget && needs(p, in, tiers[i]) > budget; step++)
+        int step = 0;
+        while (step < in->give_up[tiers[i]] || (budget && needs(p, in, tiers[i]) > budget)) {
             if (!give_up(p, in, tiers[i], step)) break;
+            step++;
+        }
+        p->given_up[tiers[i]] = (uint8_t)step;
     }
 }
 

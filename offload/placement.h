@@ -76,6 +76,8 @@ struct sw_placement_input {
     uint64_t task_bytes;         /* and for each task that a turn has for every micro-batch */
     /* What the pools of a tier may take; 0: no limit. Rings become shorter to fit. */
     uint64_t budget_bytes[SW_TIER_COUNT];
+    /* Steps towards shorter rings that are taken in any case, as another placement took them. */
+    uint8_t give_up[SW_TIER_COUNT];
     uint64_t taken_bytes;   /* of the device's memory, by its context and libraries */
     uint64_t machine_bytes; /* of host memory that this process may use; 0: no limit */
     int device_is_apart;    /* the devices' memory is their own, none of the host's */
@@ -125,6 +127,7 @@ struct sw_placement {
 
     uint32_t ring_slots[SW_RING_COUNT];
     uint64_t ring_slot_bytes[SW_RING_COUNT];
+    uint8_t given_up[SW_TIER_COUNT]; /* steps towards shorter rings, to fit the tier's budget */
     int head_whole; /* logits, weights and accumulators of all parts of the head at once */
     uint64_t head_acc_offset[SW_PARTS_MAX +
                              1]; /* by part, in the head's accumulators; the last is their size */

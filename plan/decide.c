@@ -322,6 +322,10 @@ int sw_plan_options(const struct sw_plan_case *c, const struct sw_plan_step *ste
     add_tiers(out, &n, "activations", o->activations);
     if (f->need_bytes[SW_TIER_NVME] > 0 && asked->nvme_count == 0) add_folders(out, &n, c->machine);
     if (o->checkpoint_every > 1) add_number(out, &n, "checkpoint-every", o->checkpoint_every);
+    if (sw_overlap_of(o) != sw_overlap_of(asked))
+        add(out, &n, "overlap", sw_overlap_name(o->overlap));
+    if (o->late_below >= 0) add_number(out, &n, "late-below", (double)o->late_below);
+    if (o->late_top >= 0) add_number(out, &n, "late-top", (double)o->late_top);
     if (o->device == SW_DEVICE_CUDA && !asked->device_memory_bytes)
         add_budget(out, &n, "device-memory", f->budget_bytes[SW_TIER_DEVICE]);
     if (!asked->host_memory_bytes)

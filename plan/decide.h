@@ -42,7 +42,7 @@ int sw_plan_decide(const struct sw_plan_case *c, struct sw_plan_decision *out);
 struct sw_plan_option {
     char name[24], value[1024];
 };
-enum { SW_PLAN_OPTIONS_MAX = 16 };
+enum { SW_PLAN_OPTIONS_MAX = 20 };
 int sw_plan_options(const struct sw_plan_case *c, const struct sw_plan_step *step,
                     struct sw_plan_option out[SW_PLAN_OPTIONS_MAX]);
 

@@ -109,6 +109,7 @@ int sw_plan_run_open(struct sw_plan_run *run, const struct sw_plan_case *c,
     int ret = open_parts(run, c, &fit->options);
     if (ret < 0) return ret;
     sw_sizing_input(&run->sizing, &run->options, &run->input);
+    memcpy(run->input.give_up, fit->given_up, sizeof(fit->given_up));
     ret = sw_budget_place(&run->placement, &run->input, &run->options, run->options.resume,
                           &shortfall);
     if (ret == -ENOMEM) sw_error("no memory for the tables of the plan");
@@ -180,6 +181,7 @@ static int build(struct sw_fit *f, const struct sw_sizing *s, double scale) {
     if (ret < 0 && ret != -ENOSPC) return ret;
     f->row_count = sw_placement_table(&p, &in, f->rows);
     f->kept_groups = p.kept_groups;
+    memcpy(f->given_up, p.given_up, sizeof(f->given_up));
     add_rows(f, &p, s->local_ranks, scale);
     sw_placement_free(&p);
     return 0;

@@ -36,6 +36,7 @@ struct sw_fit {
     struct sw_byte_row rows[SW_BYTE_ROWS_MAX]; /* of the subject's units */
     int row_count;
     uint32_t kept_groups;
+    uint8_t given_up[SW_TIER_COUNT]; /* as in struct sw_placement */
 };
 
 /* Tries options whose placements are all chosen. 0 (whether it fits or not) or -errno, reported. */

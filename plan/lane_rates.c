@@ -238,3 +238,33 @@ void sw_rates_cost(const struct sw_rates *r, const struct sw_task *task, uint32_
     cost->seconds = work / rate;
     add_uses(r, task, rank, rate, cost);
 }
+
+/* ---- one rank for all ---- */
+
+/* Ranks whose tasks of this lane come one after the other, and how many lanes of them there are. */
+static double ranks_in_line(const struct sw_rates *r, const struct sw_task *task) {
+    if (sw_lane_on_device((enum sw_lane)task->lane)) return 1;
+    if (sw_task_is_joint((enum sw_task_kind)task->kind)) return 1;
+    return task->lane == SW_LANE_ADAM ? (double)ranks_of(r) / r->nodes.count : ranks_of(r);
+}
+
+static double lanes_at_once(const struct sw_rates *r, const struct sw_task *task) {
+    if (sw_lane_on_device((enum sw_lane)task->lane)) return ranks_of(r);
+    return task->lane == SW_LANE_ADAM ? r->nodes.count : 1;
+}
+
+/* A link is a rank's own; a switch is shared by those behind it. */
+static double users_of(const struct sw_rates *r, uint32_t resource, double lanes) {
+    if (resource < LINKS) return lanes;
+    if (resource < LINKS + ranks_of(r) || lanes == 1) return 1;
+    return fmin(lanes, r->c->machine->gpus_per_switch);
+}
+
+void sw_rates_cost_of_all(const struct sw_rates *r, const struct sw_task *task, uint64_t step,
+                          struct sw_play_cost *cost) {
+    const double lanes = lanes_at_once(r, task);
+    sw_rates_cost(r, task, 0, step, cost);
+    cost->seconds *= ranks_in_line(r, task);
+    for (uint32_t u = 0; u < cost->use_count; u++)
+        cost->uses[u].share *= users_of(r, cost->uses[u].resource, lanes);
+}

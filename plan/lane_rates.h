@@ -32,6 +32,11 @@ void sw_rates_open(struct sw_rates *out, const struct sw_plan_case *c,
 /* Of a task of a turn whose own step is this one, counted from 1. `cost` comes zeroed. */
 void sw_rates_cost(const struct sw_rates *r, const struct sw_task *task, uint32_t rank,
                    uint64_t step, struct sw_play_cost *cost);
+/* The same where one rank stands for all, which do alike: what lanes of the host do for one rank
+ * after the other is one task, and what ranks do at once draws on what they share for all of them.
+ */
+void sw_rates_cost_of_all(const struct sw_rates *r, const struct sw_task *task, uint64_t step,
+                          struct sw_play_cost *cost);
 /* What it moves, as a run counts: nothing is read of a chunk that was never updated. */
 uint64_t sw_rates_bytes(const struct sw_rates *r, const struct sw_task *task, uint64_t step);
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "engine/executor.h"
 #include "engine/trace.h"
+#include "plan/arithmetic.h"
 #include "plan/lane_rates.h"
 
 /* Steps played at first, and at most; how many of the last ones are the steady ones. The very last
@@ -31,6 +32,7 @@ struct simulation {
     const struct sw_plan_case *c;
     struct sw_plan_run run;
     struct sw_rates rates;
+    uint32_t ranks; /* that are played: one may stand for all */
     struct sw_turn_shape shape;
     struct turns turns;
     uint32_t steps, observed; /* observed: the step that is told about */
@@ -81,7 +83,10 @@ static uint64_t step_of(uint32_t turn, const struct sw_task *task) {
 static void cost_of(void *ctx, uint32_t turn, const struct sw_task *task, uint32_t rank,
                     struct sw_play_cost *cost) {
     const struct simulation *s = ctx;
-    sw_rates_cost(&s->rates, task, rank, step_of(turn, task), cost);
+    if (s->ranks < s->run.options.ranks)
+        sw_rates_cost_of_all(&s->rates, task, step_of(turn, task), cost);
+    else
+        sw_rates_cost(&s->rates, task, rank, step_of(turn, task), cost);
 }
 
 static uint64_t to_ns(double seconds) {
@@ -118,6 +123,9 @@ static void observe(struct simulation *s, const struct sw_task *task, uint32_t r
     s->busy_s[busy_row(s, lane, rank)][lane] += end_s - start_s;
     s->out->bytes[lane] += (double)sw_rates_bytes(&s->rates, task, s->observed);
     s->out->tasks++;
+    if (rank > 0 || lane != SW_LANE_COMPUTE || task->kind == SW_TASK_DEVICE_ADAM) return;
+    const double rate = sw_rates_of(&s->rates, task);
+    if (rate > 0) s->out->compute_s += sw_turn_work(&s->rates.work, task) / rate;
 }
 
 static void done(void *ctx, uint32_t turn, const struct sw_task *task, uint32_t rank,
@@ -138,7 +146,7 @@ static void done(void *ctx, uint32_t turn, const struct sw_task *task, uint32_t 
 /* ---- playing ---- */
 
 static int play(struct simulation *s, uint32_t steps) {
-    const struct sw_play play = {.ranks = s->run.options.ranks,
+    const struct sw_play play = {.ranks = s->ranks,
                                  .adam_lane = s->rates.nodes.of,
                                  .resource_count = s->rates.resource_count,
                                  .resources = s->rates.resources,
@@ -151,6 +159,7 @@ static int play(struct simulation *s, uint32_t steps) {
     memset(s->busy_s, 0, sizeof(s->busy_s));
     memset(s->out->bytes, 0, sizeof(s->out->bytes));
     s->out->tasks = 0;
+    s->out->compute_s = 0;
     const int ret = sw_play_turns(&play, s->turns.list, s->turns.count, ends);
     if (ret < 0) return ret;
     const double *at = s->step_end_s, mean = (at[steps - 1] - at[steps - 1 - STEADY]) / STEADY;
@@ -162,10 +171,10 @@ static int play(struct simulation *s, uint32_t steps) {
     return 0;
 }
 
-/* Longer while steps still differ. */
-static int play_until_steady(struct simulation *s) {
+/* Longer while steps still differ, up to so many. */
+static int play_until_steady(struct simulation *s, uint32_t most) {
     int ret = play(s, STEPS_FIRST);
-    for (uint32_t steps = 2 * STEPS_FIRST; ret == 0 && !s->out->is_steady && steps <= STEPS_MAX;
+    for (uint32_t steps = 2 * STEPS_FIRST; ret == 0 && !s->out->is_steady && steps <= most;
          steps *= 2)
         ret = play(s, steps);
     return ret;
@@ -173,9 +182,9 @@ static int play_until_steady(struct simulation *s) {
 
 static int open_times(struct simulation *s) {
     const struct sw_turn *turn = &s->turns.steady;
-    const size_t count = (size_t)turn->task_count * s->run.options.ranks;
+    const size_t count = (size_t)turn->task_count * s->ranks;
     s->times = (struct sw_run){.turn = turn,
-                               .rank_count = s->run.options.ranks,
+                               .rank_count = s->ranks,
                                .start_ns = calloc(count, sizeof(uint64_t)),
                                .end_ns = calloc(count, sizeof(uint64_t)),
                                .positions = calloc(turn->task_count, sizeof(uint32_t))};
@@ -221,7 +230,7 @@ static void conclude(struct simulation *s) {
     struct sw_simulation *out = s->out;
     const struct sw_train_options *o = &s->run.options;
     for (int l = 0; l < SW_LANE_COUNT; l++)
-        for (uint32_t r = 0; r < o->ranks; r++)
+        for (uint32_t r = 0; r < s->ranks; r++)
             out->busy_s[l] = fmax(out->busy_s[l], s->busy_s[r][l]);
     out->step_clock = sw_run_step_clock(&s->times, out->share);
     out->tokens = (double)o->micro_batch * o->seq_len * o->accumulate * o->ranks * s->c->nodes;
@@ -263,12 +272,14 @@ static int write_trace(struct simulation *s, const struct sw_fit *fit, const cha
 
 /* ---- all of it ---- */
 
-static int simulate(struct simulation *s, const struct sw_fit *fit, const char *trace) {
+static int simulate(struct simulation *s, const struct sw_fit *fit, int one_for_all,
+                    const char *trace) {
+    s->ranks = one_for_all ? 1 : s->run.options.ranks;
     sw_rates_open(&s->rates, s->c, &s->run);
     int ret = sw_turn_work_shape(&s->shape, &s->rates.work, &s->run.options, s->c->nodes > 1);
     if (ret == 0) ret = build_turns(s);
     if (ret == 0) ret = open_times(s);
-    if (ret == 0) ret = play_until_steady(s);
+    if (ret == 0) ret = play_until_steady(s, one_for_all ? STEPS_FIRST : STEPS_MAX);
     if (ret == 0 && trace) ret = write_trace(s, fit, trace);
     if (ret == 0) {
         find_missing(s);
@@ -280,16 +291,44 @@ static int simulate(struct simulation *s, const struct sw_fit *fit, const char *
     return ret;
 }
 
-int sw_simulate(const struct sw_plan_case *c, const struct sw_fit *fit, const char *trace,
-                struct sw_simulation *out) {
+/* Chunks of which a layer has a few: enough for shares of 5%, and for lanes to run beside each
+ * other. */
+enum { COARSE_CHUNKS = 20 };
+
+/* The same run with larger chunks where they are many, and with room for its rings, of which as
+ * many are short. */
+static void coarsen(const struct sw_plan_case *c, struct sw_fit *fit) {
+    const struct sw_model *model = &c->subject->model;
+    struct sw_train_options *o = &fit->options;
+    const double unit_params = (double)model->params / model->unit_count / o->ranks / c->nodes;
+    const double bytes = unit_params * SW_STATE_BYTES / COARSE_CHUNKS;
+    if (bytes <= 2 * (double)o->chunk_bytes) return;
+    o->chunk_bytes = (uint64_t)bytes;
+    o->device_memory_bytes = o->host_memory_bytes = 0;
+}
+
+static int open_and_simulate(const struct sw_plan_case *c, const struct sw_fit *fit,
+                             int one_for_all, const char *trace, struct sw_simulation *out) {
     *out = (struct sw_simulation){0};
     struct simulation *s = calloc(1, sizeof(*s));
     if (!s) return -ENOMEM;
     s->c = c;
     s->out = out;
     int ret = sw_plan_run_open(&s->run, c, fit);
-    if (ret == 0) ret = simulate(s, fit, trace);
+    if (ret == 0) ret = simulate(s, fit, one_for_all, trace);
     sw_plan_run_close(&s->run);
     free(s);
     return ret;
+}
+
+int sw_simulate(const struct sw_plan_case *c, const struct sw_fit *fit, const char *trace,
+                struct sw_simulation *out) {
+    return open_and_simulate(c, fit, 0, trace, out);
+}
+
+int sw_simulate_one(const struct sw_plan_case *c, const struct sw_fit *fit, int coarse,
+                    struct sw_simulation *out) {
+    struct sw_fit f = *fit;
+    if (coarse) coarsen(c, &f);
+    return open_and_simulate(c, &f, 1, NULL, out);
 }

@@ -12,8 +12,9 @@ enum { SW_SIMULATION_MISSING_MAX = 16 };
 
 struct sw_simulation {
     double step_s, tokens, tokens_per_s; /* tokens: of a step, of all ranks */
-    uint32_t steps;                      /* played; the last but one is the one that follows */
-    int is_steady;                       /* its time is that of the steps before */
+    double compute_s; /* forward and backward of a rank, when nothing slows them */
+    uint32_t steps;   /* played; the last but one is the one that follows */
+    int is_steady;    /* its time is that of the steps before */
     enum sw_lane step_clock;
     double share[SW_LANE_COUNT];  /* of the critical path */
     double busy_s[SW_LANE_COUNT]; /* of the busiest rank or node where a lane is theirs */
@@ -30,5 +31,11 @@ struct sw_simulation {
  * run writes it (engine/trace.h); NULL: none. 0 or -errno, reported. */
 int sw_simulate(const struct sw_plan_case *c, const struct sw_fit *fit, const char *trace,
                 struct sw_simulation *out);
+
+/* The same with one rank that stands for all, which do alike, and where coarse is set with fewer
+ * chunks where they are many, and no longer than usual for steps to become alike: that many times
+ * faster, and close enough to choose by. bytes and tasks are what was played. */
+int sw_simulate_one(const struct sw_plan_case *c, const struct sw_fit *fit, int coarse,
+                    struct sw_simulation *out);
 
 #endif

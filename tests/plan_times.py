@@ -52,13 +52,23 @@ def tiers(params, optimizer, gradients, activations):
             "--activations", activations)
 
 
+def offered(report):
+    """The options that a plan offers, but for paths."""
+    command = report["decision"]["command"]
+    t.equal(command[0], "train", "the command")
+    left_out = ("--model", "--data", "--out", "--nvme")
+    return [word for i, word in enumerate(command[1:], 1)
+            if word not in left_out and command[i - 1] not in left_out]
+
+
 def same_program(*args):
+    """What plan played is what the line does that it offers."""
     with t.folder() as tmp:
         args = ("--seq-len", 64, "--chunk", "64K", *args)
-        t.train(f"{tmp}/out", *args, "--steps", 7, "--trace", f"{tmp}/train.json", rc=0)
-        machine = ("--machine", profile(tmp))
-        run = t.spillway("plan", t.MODEL, *machine, "--device", "host", *args, "--trace",
-                         f"{tmp}/plan.json", rc=0)
+        run = t.spillway("plan", t.MODEL, "--machine", profile(tmp), "--device", "host", *args,
+                         "--trace", f"{tmp}/plan.json", "--json", rc=0)
+        t.train(f"{tmp}/out", *offered(json.loads(run.stdout)), "--steps", 7, "--trace",
+                f"{tmp}/train.json", rc=0)
         real = tasks_of(f"{tmp}/train.json", 5)
         played = tasks_of(f"{tmp}/plan.json", last_step(f"{tmp}/plan.json"))
         what = " ".join(str(a) for a in args)

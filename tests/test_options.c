@@ -217,6 +217,12 @@ static void contradictions_are_errors(void **state) {
     refuse(ARGS(PATHS, "--overlap", "backward", "--clip", "0.5"), "--clip 0");
     refuse(ARGS(PATHS, "--nvme", "/a"), "--nvme has no effect without a placement on nvme");
     refuse(ARGS(PATHS, "--eval-every", "5"), "--eval-every has no effect without --val");
+    refuse(ARGS(PATHS, "--late-top", "5"), "--late-top have no effect without overlap backward");
+    refuse(ARGS(PATHS, "--clip", "0", "--overlap", "forward", "--late-below", "5"), "no effect");
+    refuse(ARGS(PATHS, "--clip", "0", "--late-below", "70", "--late-top", "31"), "more than 100%");
+    accept(ARGS(PATHS, "--clip", "0", "--late-below", "70", "--late-top", "30"));
+    assert_true(options.late_below == 70 && options.late_top == 30);
+    sw_parsed_close(&parsed);
     refuse(ARGS(PATHS, "--schedule", "constant", "--min-lr", "0"), "--min-lr has no effect");
     refuse(ARGS(PATHS, "--min-lr", "1e-3"), "--min-lr 0.001 is above --lr 1e-05");
     refuse(ARGS(PATHS, "--decay", "all", "--weight-decay", "0"), "--decay has no effect");

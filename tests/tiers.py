@@ -107,7 +107,9 @@ def every_state_in_every_tier_gives_the_same_bits():
 @t.test
 def without_clipping_units_are_updated_as_gradients_arrive():
     with t.folder() as tmp:
-        check_same(tmp, some_of([[]] + overlapped(SINGLE[2:4] + SEVERAL, "backward")),
+        late = [["--late-below", below, "--late-top", top, *MIXED]
+                for below, top in ((0, 0), (60, 0), (20, 30), (0, 100))]
+        check_same(tmp, some_of([[]] + overlapped(SINGLE[2:4] + SEVERAL, "backward") + late),
                    "--accumulate", 2, "--clip", 0)
 
 

@@ -20,16 +20,32 @@ static int check_line(char **words, int count) {
 }
 
 static int print(const struct sw_plan_command_options *o, const struct sw_plan_case *c,
-                 const struct sw_plan_decision *d, const struct sw_simulation *s, char **words) {
+                 const struct sw_plan_decision *d, const struct sw_plan_answer *a) {
     if (!o->json) {
-        sw_plan_print(c, d, s, words, stdout);
+        sw_plan_print(c, d, a, stdout);
         return 0;
     }
-    json_t *root = sw_plan_json(c, d, s, words);
+    json_t *root = sw_plan_json(c, d, a);
     const int ret = root ? json_dumpf(root, stdout, JSON_INDENT(2)) : -1;
     putchar('\n');
     json_decref(root);
     return ret;
+}
+
+/* The exit status. */
+static int answer(const struct sw_plan_command_options *o, const struct sw_parsed *parsed,
+                  const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                  struct sw_plan_answer *a) {
+    int count, ret = sw_plan_search(c, d, &a->found);
+    const struct sw_fit *fit = &a->found.step.fit;
+    if (ret == 0 && !a->found.not_searched) ret = sw_plan_balance(c, fit, &a->balance);
+    if (ret < 0) return SW_EXIT_FAILED;
+    a->words = sw_plan_words(parsed, c, &a->found.step, &count);
+    if (!a->words) return SW_EXIT_FAILED;
+    if (check_line(a->words, count) < 0) return SW_EXIT_USAGE;
+    struct sw_simulation times;
+    if (o->train.trace && sw_simulate(c, fit, o->train.trace, &times) < 0) return SW_EXIT_FAILED;
+    return print(o, c, d, a) < 0 ? SW_EXIT_FAILED : SW_EXIT_OK;
 }
 
 static int decide(const struct sw_plan_command_options *o, const struct sw_parsed *parsed,
@@ -40,22 +56,15 @@ static int decide(const struct sw_plan_command_options *o, const struct sw_parse
                  "leave some of --params, --optimizer, --gradients, --zero open");
         return SW_EXIT_USAGE;
     }
-    char **words = NULL;
-    struct sw_simulation times;
-    if (d->chosen >= 0) {
-        int count;
-        words = sw_plan_words(parsed, c, &d->steps[d->chosen], &count);
-        if (!words) return SW_EXIT_FAILED;
-        if (check_line(words, count) < 0) {
-            sw_plan_words_free(words);
-            return SW_EXIT_USAGE;
-        }
+    if (d->chosen < 0) {
+        print(o, c, d, NULL);
+        return SW_EXIT_FAILED;
     }
-    const int fits = d->chosen >= 0;
-    int ret = fits ? sw_simulate(c, &d->steps[d->chosen].fit, o->train.trace, &times) : 0;
-    if (ret == 0) ret = print(o, c, d, fits ? &times : NULL, words);
-    sw_plan_words_free(words);
-    return ret < 0 || d->chosen < 0 ? SW_EXIT_FAILED : SW_EXIT_OK;
+    struct sw_plan_answer *a = calloc(1, sizeof(*a));
+    const int status = a ? answer(o, parsed, c, d, a) : SW_EXIT_FAILED;
+    if (a) sw_plan_words_free(a->words);
+    free(a);
+    return status;
 }
 
 /* What a plan takes that train does not. */

@@ -155,6 +155,13 @@ static const struct sw_option options_table[] = {
      .help = "8bit: a quarter of the bytes of momentum and variance, lossy"},
     {"overlap", .section = "Placement", CHOICE(overlaps, overlap), .fallback = "auto",
      .help = "update beside forward (any clip) or backward (--clip 0)"},
+    {"late-below", .section = "Placement", .value = "PERCENT", .kind = SW_OPTION_STEPS,
+     FIELD(late_below), .max = 100, .marks = SW_UNSET, .fallback = "chosen",
+     .help = "of the parameters, from the first unit up: updated beside the next forward, where "
+             "the overlap is backward"},
+    {"late-top", .section = "Placement", .value = "PERCENT", .kind = SW_OPTION_STEPS,
+     FIELD(late_top), .max = 100, .marks = SW_UNSET, .fallback = "chosen",
+     .help = "the same from the last unit down"},
     {"chunk", .section = "Placement", .value = "SIZE", .kind = SW_OPTION_SIZE, FIELD(chunk_bytes),
      .min = SW_CHUNK_BYTES_MIN, .max = 1 << 30, .fallback = "8Mi",
      .help = "piece of optimizer state that moves at once"},
@@ -241,6 +248,12 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
             o->clip);
         return -EINVAL;
     }
+    const int late = o->late_below >= 0 || o->late_top >= 0;
+    if (late && sw_overlap_of(o) != SW_OVERLAP_BACKWARD)
+        return contradiction("--late-below and --late-top have no effect without overlap backward "
+                             "(--clip 0)");
+    if (fmax((double)o->late_below, 0) + fmax((double)o->late_top, 0) > 100)
+        return contradiction("--late-below and --late-top are more than 100% together");
     const int commits =
         o->commit_every > 0 || (o->commit_every < 0 && (o->save_every > 0 || o->keep_store));
     const int nvme = may_use_nvme(o), store = nvme || commits || o->resume;

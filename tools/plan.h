@@ -2,8 +2,9 @@
 #ifndef TOOLS_PLAN_H
 #define TOOLS_PLAN_H
 #include <stdio.h>
+#include "plan/balance.h"
 #include "plan/decide.h"
-#include "plan/simulate.h"
+#include "plan/search.h"
 #include "tools/command_line.h"
 
 struct sw_plan_command_options {
@@ -24,13 +25,22 @@ char **sw_plan_words(const struct sw_parsed *parsed, const struct sw_plan_case *
                      const struct sw_plan_step *step, int *count);
 void sw_plan_words_free(char **words);
 
-/* All that is said of a case. words and s: NULL where nothing fits. */
-void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                   const struct sw_simulation *s, char **words, FILE *out);
-json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                     const struct sw_simulation *s, char **words);
+/* What is known of a case where something fits. */
+struct sw_plan_answer {
+    struct sw_plan_found found;
+    struct sw_plan_balance balance;
+    char **words; /* of the line to run */
+};
 
-/* The part of it that is about time. */
+/* All that is said of a case. a: NULL where nothing fits. */
+void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                   const struct sw_plan_answer *a, FILE *out);
+json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                     const struct sw_plan_answer *a);
+
+/* The parts of it that are about the search, and about time. */
+void sw_plan_print_search(const struct sw_plan_case *c, const struct sw_plan_answer *a, FILE *out);
+json_t *sw_plan_search_json(const struct sw_plan_case *c, const struct sw_plan_answer *a);
 void sw_plan_print_times(const struct sw_plan_case *c, const struct sw_fit *f,
                          const struct sw_simulation *s, FILE *out);
 json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s);
@@ -39,6 +49,10 @@ json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s
 const char *sw_plan_commas(uint64_t value, char *out, size_t out_size);
 /* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
 const char *sw_plan_size(double bytes, char *out, size_t out_size);
+/* Three digits, in a unit that suits: "10.7 s", "304 ms". Returns out. */
+const char *sw_plan_duration(double seconds, char *out, size_t out_size);
+/* Breaks a text at blanks, within 96 columns; further lines are indented. */
+void sw_plan_wrapped(const char *text, const char *indent, FILE *out);
 /* The lines of the decision: the i-th step's verdict, then the reason for the choice. */
 void sw_plan_verdict(const struct sw_plan_case *c, const struct sw_plan_decision *d, int i,
                      char *out, size_t out_size);

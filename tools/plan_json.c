@@ -135,9 +135,11 @@ static json_t *step_json(const struct sw_plan_case *c, const struct sw_plan_deci
     return o;
 }
 
+/* Rows and command are those of what the search found. */
 static json_t *decision_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                             char **words) {
+                             const struct sw_plan_answer *a) {
     char text[1024];
+    char **words = a ? a->words : NULL;
     json_t *steps = json_array(), *command = json_array();
     for (int i = 0; i < d->step_count; i++) json_array_append_new(steps, step_json(c, d, i));
     for (int i = 0; words && words[i]; i++) json_array_append_new(command, json_string(words[i]));
@@ -145,12 +147,13 @@ static json_t *decision_json(const struct sw_plan_case *c, const struct sw_plan_
     const struct sw_plan_step *last = &d->steps[d->chosen < 0 ? d->step_count - 1 : d->chosen];
     return json_pack("{s:b, s:o, s:s, s:o, s:o, s:o}", "fits", d->chosen >= 0, "scheme",
                      d->chosen < 0 ? json_null() : json_string(sw_scheme_name(last->scheme)),
-                     "conclusion", text, "steps", steps, "rows", rows_json(&last->fit), "command",
+                     "conclusion", text, "steps", steps, "rows",
+                     rows_json(a ? &a->found.step.fit : &last->fit), "command",
                      words ? command : (json_decref(command), json_null()));
 }
 
 json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                     const struct sw_simulation *s, char **words) {
+                     const struct sw_plan_answer *a) {
     struct sw_arithmetic_in n;
     sw_plan_numbers(c, &n);
     json_t *step = json_object();
@@ -161,10 +164,10 @@ json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision
     json_t *state = json_object();
     set(state, "bytes_per_param", SW_STATE_BYTES);
     set(state, "bytes", SW_STATE_BYTES * n.params + SW_WEIGHT_BYTES * n.frozen);
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1, "model",
-                     subject_json(c->subject, &n), "machine", machine_json(c->machine), "step",
-                     step, "state", state, "schemes", schemes_json(&n), "activations",
-                     keeps_json(&n), "beside", besides_json(&n), "decision",
-                     decision_json(c, d, words), "times",
-                     s ? sw_plan_times_json(&d->steps[d->chosen].fit, s) : json_null());
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "schema", 1,
+                     "model", subject_json(c->subject, &n), "machine", machine_json(c->machine),
+                     "step", step, "state", state, "schemes", schemes_json(&n), "activations",
+                     keeps_json(&n), "beside", besides_json(&n), "decision", decision_json(c, d, a),
+                     "search", a ? sw_plan_search_json(c, a) : json_null(), "times",
+                     a ? sw_plan_times_json(&a->found.step.fit, &a->found.times) : json_null());
 }

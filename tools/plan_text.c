@@ -164,8 +164,7 @@ static void print_fit(const struct sw_plan_case *c, const struct sw_fit *f, FILE
         fprintf(out, "train --dry-run prints the same byte for byte, where the model is.\n");
 }
 
-/* Breaks a text at blanks, within 96 columns. */
-static void print_wrapped(const char *text, const char *indent, FILE *out) {
+void sw_plan_wrapped(const char *text, const char *indent, FILE *out) {
     const size_t width = 96;
     size_t column = 0;
     while (*text) {
@@ -191,15 +190,15 @@ static void print_decision(const struct sw_plan_case *c, const struct sw_plan_de
     fprintf(out, "\ndecision:\n");
     for (int i = 0; i < d->step_count; i++) {
         sw_plan_verdict(c, d, i, text, sizeof(text));
-        print_wrapped(text, "  ", out);
+        sw_plan_wrapped(text, "  ", out);
     }
     sw_plan_conclusion(c, d, text, sizeof(text));
     fprintf(out, "\n");
-    print_wrapped(text, "", out);
+    sw_plan_wrapped(text, "", out);
 }
 
 void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                   const struct sw_simulation *s, char **words, FILE *out) {
+                   const struct sw_plan_answer *a, FILE *out) {
     struct sw_arithmetic_in n;
     sw_plan_numbers(c, &n);
     print_subject(c, &n, out);
@@ -210,9 +209,13 @@ void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *
     print_keeps(&n, out);
     print_besides(c, &n, out);
     print_decision(c, d, out);
-    print_fit(c, &d->steps[d->chosen < 0 ? d->step_count - 1 : d->chosen].fit, out);
-    if (s) sw_plan_print_times(c, &d->steps[d->chosen].fit, s, out);
-    if (!words) return;
+    if (!a) {
+        print_fit(c, &d->steps[d->step_count - 1].fit, out);
+        return;
+    }
+    sw_plan_print_search(c, a, out);
+    print_fit(c, &a->found.step.fit, out);
+    sw_plan_print_times(c, &a->found.step.fit, &a->found.times, out);
     fprintf(out, "\nrun");
     if (c->subject->kind != SW_SUBJECT_FILES)
         fprintf(out, ", with the folder of your model in the place of %s", c->subject->name);
@@ -222,6 +225,6 @@ void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *
     fprintf(out, ":\n ");
     if (c->nodes > 1) fprintf(out, " mpirun -np %" PRIu32, c->nodes);
     sw_print_quoted(program_invocation_name, out);
-    for (int i = 0; words[i]; i++) sw_print_quoted(words[i], out);
+    for (int i = 0; a->words[i]; i++) sw_print_quoted(a->words[i], out);
     fputc('\n', out);
 }

@@ -8,8 +8,7 @@
 static const char *const phases[] = {"load", "train", "save", "resume"};
 enum { PHASES = sizeof(phases) / sizeof(phases[0]) };
 
-/* Three digits, in a unit that suits. */
-static const char *duration(double seconds, char *out, size_t out_size) {
+const char *sw_plan_duration(double seconds, char *out, size_t out_size) {
     static const struct {
         double seconds;
         const char *name;
@@ -27,7 +26,7 @@ static void print_lanes(const struct sw_simulation *s, FILE *out) {
     for (int l = 0; l < SW_LANE_COUNT; l++) {
         if (s->busy_s[l] <= 0) continue;
         fprintf(out, "  %-12s %10s %7.0f%% %8.0f%%", sw_lane_name((enum sw_lane)l),
-                duration(s->busy_s[l], busy, sizeof(busy)), 100 * s->busy_s[l] / s->step_s,
+                sw_plan_duration(s->busy_s[l], busy, sizeof(busy)), 100 * s->busy_s[l] / s->step_s,
                 100 * s->share[l]);
         if (s->bytes[l] > 0) fprintf(out, " %12s", sw_plan_size(s->bytes[l], bytes, sizeof(bytes)));
         fputc('\n', out);
@@ -72,7 +71,7 @@ void sw_plan_print_times(const struct sw_plan_case *c, const struct sw_fit *f,
                      "them\n");
         return;
     }
-    fprintf(out, "  step time  %s, %.0f tokens/s", duration(s->step_s, a, sizeof(a)),
+    fprintf(out, "  step time  %s, %.0f tokens/s", sw_plan_duration(s->step_s, a, sizeof(a)),
             s->tokens_per_s);
     if (!s->is_steady) fprintf(out, " (steps still differ after %" PRIu32 ")", s->steps);
     fprintf(out, "\n  step clock %s, %.0f%% of the critical path\n", sw_lane_name(s->step_clock),
