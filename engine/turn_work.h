@@ -34,9 +34,9 @@ uint64_t sw_turn_work_bytes(const struct sw_turn_work *w, const struct sw_task *
 double sw_turn_work(const struct sw_turn_work *w, const struct sw_task *task);
 
 /* The turns that a run of these options has: the mode of overlap where it is open, and which units
- * are late, where the options do not say it. Where the rates of lanes are known (options->sim, with one for the operations), the
- * turn is played at them with several choices, and the shortest step is taken; else
- * sw_turn_shape_pick_late() decides. 0 or -ENOMEM. */
+ * are late, where the options do not say it. Where the rates of lanes are known (options->sim, with
+ * one for the operations), the turn is played at them with several choices, and the shortest step is
+ * taken; else sw_turn_shape_pick_late() decides. 0 or -ENOMEM. */
 int sw_turn_work_shape(struct sw_turn_shape *out, const struct sw_turn_work *w,
                        const struct sw_train_options *options, int stops_together);
 
