@@ -35,8 +35,8 @@ double sw_turn_work(const struct sw_turn_work *w, const struct sw_task *task);
 
 /* The turns that a run of these options has: the mode of overlap where it is open, and which units
  * are late, where the options do not say it. Where the rates of lanes are known (options->sim, with
- * one for the operations), the turn is played at them with several choices, and the shortest step is
- * taken; else sw_turn_shape_pick_late() decides. 0 or -ENOMEM. */
+ * one for the operations), the turn is played at them with several choices, and the shortest step
+ * is taken; else sw_turn_shape_pick_late() decides. 0 or -ENOMEM. */
 int sw_turn_work_shape(struct sw_turn_shape *out, const struct sw_turn_work *w,
                        const struct sw_train_options *options, int stops_together);
 
