@@ -29,6 +29,7 @@ struct sw_sim_rates {
 
 struct sw_train_options {
     const char *model, *data, *mask, *documents, *val, *out; /* NULL when not given */
+    const char *machine;    /* whose profile the run is planned with; NULL: this one's */
     const char *freeze;     /* patterns of sw_model_freeze(), or NULL */
     const char *import_dir; /* an exported optimizer to begin with, or NULL */
     uint64_t steps;         /* 0: one epoch */

@@ -216,6 +216,8 @@ static void contradictions_are_errors(void **state) {
     refuse(ARGS(PATHS, "--overlap", "backward"), "--overlap backward needs --clip 0");
     refuse(ARGS(PATHS, "--overlap", "backward", "--clip", "0.5"), "--clip 0");
     refuse(ARGS(PATHS, "--nvme", "/a"), "--nvme has no effect without a placement on nvme");
+    accept(ARGS(PATHS, "--nvme", "/a", "--machine", "8xh100"));
+    sw_parsed_close(&parsed);
     refuse(ARGS(PATHS, "--eval-every", "5"), "--eval-every has no effect without --val");
     refuse(ARGS(PATHS, "--late-top", "5"), "--late-top have no effect without overlap backward");
     refuse(ARGS(PATHS, "--clip", "0", "--overlap", "forward", "--late-below", "5"), "no effect");

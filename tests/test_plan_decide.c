@@ -35,7 +35,7 @@ static void plan(const char *line) {
     if (sw_options_parse(sw_plan_command(), argc, argv, &options, &parsed))
         fail_msg("%s: %s", line, log_text());
     assert_int_equal(sw_subject_open(&subject, options.train.model), 0);
-    assert_int_equal(sw_machine_open(&machine, options.machine), 0);
+    assert_int_equal(sw_machine_open(&machine, options.train.machine), 0);
     c = (struct sw_plan_case){&subject, &machine, options.train, options.nodes, options.tokens};
     if (sw_plan_case_settle(&c) || sw_plan_decide(&c, &d)) fail_msg("%s: %s", line, log_text());
 }

@@ -102,8 +102,8 @@ static int plan(const struct sw_plan_command_options *o, const struct sw_parsed 
         free(d);
         return SW_EXIT_FAILED;
     }
-    int ret = sw_machine_open(&machine, o->machine);
-    if (ret == 0 && !o->machine)
+    int ret = sw_machine_open(&machine, o->train.machine);
+    if (ret == 0 && !o->train.machine)
         ret = sw_machine_use_folders(&machine, c.options.nvme, c.options.nvme_count);
     if (ret == 0) status = sw_plan_case_settle(&c) < 0 ? SW_EXIT_USAGE : decide(o, parsed, &c, d);
     sw_subject_close(&subject);

@@ -19,6 +19,7 @@
 #include "tools/progress.h"
 #include "tools/run_log.h"
 #include "tools/stop_signal.h"
+#include "tools/train_plan.h"
 
 #ifndef SW_VERSION
 #define SW_VERSION "unknown"
@@ -32,6 +33,7 @@ struct run {
     struct sw_trainer *trainer;
     struct sw_run_log *log;
     struct sw_progress progress;
+    struct sw_train_plan plan;
     double val_first, val_last;
     int evals;
     char saved[4096];
@@ -67,6 +69,7 @@ static void on_step(void *ctx, const struct sw_step_report *report) {
                    (unsigned long long)report->step, sw_size_print(budget, size, sizeof(size)));
     }
     sw_run_log_step(run->log, report);
+    sw_train_plan_step(&run->plan, report);
     sw_progress_step(&run->progress, report);
 }
 
@@ -137,6 +140,7 @@ static void print_start(const struct run *run) {
     const struct sw_trainer *t = run->trainer;
     printf("options:\n");
     sw_options_print(&run->parsed, sw_trainer_options(t), stdout);
+    sw_train_plan_print(&run->plan);
     printf("numerics key: %s\n", sw_trainer_numerics_key(t));
     const unsigned long long params = sw_trainer_params(t), trained = sw_trainer_trained_params(t);
     printf("%llu parameters, ", params);
@@ -161,14 +165,15 @@ static void print_loaded(const struct run *run, uint64_t began_ns) {
 static void log_start(struct run *run) {
     if (!run->log) return;
     sw_run_log_object(
-        run->log, json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I}", "event", "start", "version",
-                            SW_VERSION, "options",
+        run->log, json_pack("{s:s, s:s, s:o, s:s, s:I, s:I, s:I, s:I, s:o?}", "event", "start",
+                            "version", SW_VERSION, "options",
                             sw_options_json(&run->parsed, sw_trainer_options(run->trainer)),
                             "numerics_key", sw_trainer_numerics_key(run->trainer), "parameters",
                             (json_int_t)sw_trainer_params(run->trainer), "trained_parameters",
                             (json_int_t)sw_trainer_trained_params(run->trainer), "tokens_per_step",
                             (json_int_t)sw_trainer_tokens_per_step(run->trainer), "loaded_bytes",
-                            (json_int_t)sw_trainer_loaded_bytes(run->trainer)));
+                            (json_int_t)sw_trainer_loaded_bytes(run->trainer), "plan",
+                            sw_train_plan_json(&run->plan)));
 }
 
 /* ---- the end ---- */
@@ -239,6 +244,7 @@ static int finish(struct run *run, int ret, uint64_t stopped_at) {
         if (digest < 0) ret = digest;
     }
     if (ret >= 0) print_written(run);
+    if (ret >= 0) sw_train_plan_end(&run->plan, run->log, stopped_at);
     if (ret == 1) {
         sw_run_log_event(run->log, "stopped", stopped_at, NULL);
         if (run->options.sim.flops)
@@ -351,7 +357,8 @@ int sw_cmd_train(int argc, char **argv) {
                                            .on_progress = on_progress,
                                            .on_saved = on_saved,
                                            .stop = &sw_stop_signal};
-    ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
+    ret = sw_train_plan_make(&run.plan, &run.options);
+    if (ret == 0) ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
     if (ret == 0) {
         keep_quiet(&run);
         print_start(&run);

@@ -9,9 +9,6 @@
 #define FIELD(name) .offset = offsetof(struct sw_plan_command_options, name)
 
 static const struct sw_option own[] = {
-    {"machine", .section = "Plan", .value = "NAME", .kind = SW_OPTION_TEXT, FIELD(machine),
-     .fallback = "this machine",
-     .help = "a profile (a file, or a name below) and changes to it: 8xh100:ram=1T,nvme=8xgen5"},
     {"nodes", .section = "Plan", .value = "N", .kind = SW_OPTION_COUNT, .min = 1, .max = 64,
      FIELD(nodes), .fallback = "1", .help = "machines like it, each with a process of --ranks"},
     {"tokens", .section = "Plan", .value = "N", .kind = SW_OPTION_SIZE, FIELD(tokens),
@@ -164,8 +161,8 @@ char **sw_plan_words(const struct sw_parsed *parsed, const struct sw_plan_case *
     if (!sw_option_origin(parsed, "out")) add_option(&w, "out", "out");
     for (uint32_t i = 0; i < parsed->command->option_count; i++) {
         const struct sw_option *option = &parsed->command->options[i];
-        int replaced = is_own(option->name) || !strcmp(option->name, "model") ||
-                       !strcmp(option->name, "trace");
+        int replaced = is_own(option->name) || !strcmp(option->name, "machine") ||
+                       !strcmp(option->name, "model") || !strcmp(option->name, "trace");
         for (int k = 0; k < n; k++) replaced |= !strcmp(options[k].name, option->name);
         if (step->fit.need_bytes[SW_TIER_NVME] == 0)
             replaced |= is_in(of_drives, sizeof(of_drives) / sizeof(of_drives[0]), option->name);

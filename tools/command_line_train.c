@@ -153,6 +153,10 @@ static const struct sw_option options_table[] = {
      .help = "split: the weight's 16 bits and a 16-bit remainder, lossless"},
     {"moments", .section = "Placement", CHOICE(moments, moments), .fallback = "fp32",
      .help = "8bit: a quarter of the bytes of momentum and variance, lossy"},
+    {"machine", .section = "Placement", TEXT("NAME", machine),
+     .fallback = "this machine, where it was measured",
+     .help = "what is left open is planned for it: a profile (a file, or a name that plan --help "
+             "lists) and changes to it: 8xh100:ram=1T,nvme=8xgen5"},
     {"overlap", .section = "Placement", CHOICE(overlaps, overlap), .fallback = "auto",
      .help = "update beside forward (any clip) or backward (--clip 0)"},
     {"late-below", .section = "Placement", .value = "PERCENT", .kind = SW_OPTION_STEPS,
@@ -225,7 +229,7 @@ static int contradiction(const char *what) {
     return -EINVAL;
 }
 
-/* Whether a placement is on NVMe, or may come to be there because a budget says so. */
+/* Whether a placement is on NVMe, or may come to be there because a budget or a plan says so. */
 static int may_use_nvme(const struct sw_train_options *o) {
     const struct sw_tiers all[] = {o->params, o->optimizer, o->gradients, o->activations};
     int open = 0;
@@ -233,7 +237,7 @@ static int may_use_nvme(const struct sw_train_options *o) {
         if (sw_tiers_has(all[i], SW_TIER_NVME)) return 1;
         open |= !sw_tiers_chosen(all[i]);
     }
-    return open && (o->host_memory_bytes > 0 || o->device_memory_bytes > 0);
+    return open && (o->machine || o->host_memory_bytes > 0 || o->device_memory_bytes > 0);
 }
 
 /* Options that exclude each other, and options that would do nothing: accepted in silence, they
@@ -258,7 +262,9 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
         o->commit_every > 0 || (o->commit_every < 0 && (o->save_every > 0 || o->keep_store));
     const int nvme = may_use_nvme(o), store = nvme || commits || o->resume;
     if (o->nvme_count > 0 && !store)
-        return contradiction("--nvme has no effect without a placement on nvme or commits");
+        return contradiction(
+            "--nvme has no effect without a placement on nvme or commits; --machine "
+            "plans what may lie there");
     if ((o->sqpoll || o->iopoll) && !nvme)
         return contradiction("--sqpoll and --iopoll have no effect without a placement on nvme");
     if (o->write_budget_bytes > 0 && !store)

@@ -9,7 +9,6 @@
 
 struct sw_plan_command_options {
     struct sw_train_options train; /* first: the options of train keep their places */
-    const char *machine;
     uint32_t nodes;
     uint64_t tokens;
     int json;
@@ -49,6 +48,9 @@ json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s
 const char *sw_plan_commas(uint64_t value, char *out, size_t out_size);
 /* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
 const char *sw_plan_size(double bytes, char *out, size_t out_size);
+/* Where each state lies, stage, K and overlap, of so many ranks. */
+void sw_plan_say_placement(const struct sw_train_options *o, uint32_t ranks, char *out,
+                           size_t out_size);
 /* Three digits, in a unit that suits: "10.7 s", "304 ms". Returns out. */
 const char *sw_plan_duration(double seconds, char *out, size_t out_size);
 /* Breaks a text at blanks, within 96 columns; further lines are indented. */

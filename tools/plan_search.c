@@ -16,8 +16,8 @@ static const struct {
 };
 enum { STATES = sizeof(states) / sizeof(states[0]) };
 
-static void say_placement(const struct sw_train_options *o, uint32_t ranks, char *out,
-                          size_t out_size) {
+void sw_plan_say_placement(const struct sw_train_options *o, uint32_t ranks, char *out,
+                           size_t out_size) {
     char tiers[64];
     size_t used = 0;
     *out = 0;
@@ -42,7 +42,8 @@ static void print_found(const struct sw_plan_case *c, const struct sw_plan_found
                 f->not_searched);
         return;
     }
-    say_placement(&f->step.fit.options, c->options.ranks * c->nodes, placement, sizeof(placement));
+    sw_plan_say_placement(&f->step.fit.options, c->options.ranks * c->nodes, placement,
+                          sizeof(placement));
     fprintf(out, "\nsearch: %" PRIu32 " placements were looked at, %" PRIu32 " of them played\n",
             f->fitted, f->played);
     sw_plan_duration(f->times.step_s, step, sizeof(step));
