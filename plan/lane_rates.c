@@ -68,6 +68,12 @@ void sw_rates_open(struct sw_rates *out, const struct sw_plan_case *c,
     *out = (struct sw_rates){.c = c, .run = run};
     sw_turn_work_describe(&out->work, &run->sizing, &run->options, &run->placement,
                           run->input.activation_bytes);
+    char key[128];
+    const struct sw_train_options *o = &run->options;
+    /* Throttled operations are left out, and frozen tensors leave some out. */
+    if (!o->sim.flops && !o->freeze)
+        out->times = sw_machine_find_model(
+            c->machine, sw_machine_model_key(&run->model.config, o, key, sizeof(key)));
     group_ranks(out);
     add_resources(out);
 }
@@ -93,6 +99,7 @@ static double machine_rate(const struct sw_rates *r, const struct sw_task *task)
     case SW_LANE_COMM:
         if (task->kind == SW_TASK_GATHER) return m->gather_bytes_per_s;
         if (task->kind == SW_TASK_SCATTER) return m->scatter_bytes_per_s;
+        if (m->round_bytes_per_s > 0) return m->round_bytes_per_s * each;
         return on_host(r) ? m->memory_bytes_per_s * each : m->gpu_memory_bytes_per_s;
     case SW_LANE_ADAM:
         return m->adam_bytes_per_s / r->nodes.count;
@@ -134,6 +141,51 @@ const char *sw_rates_missing(const struct sw_rates *r, const struct sw_task *tas
     default:
         return "write_bytes_per_s of the drives";
     }
+}
+
+/* ---- operations that were measured ---- */
+
+/* The share of a unit of all parts of the vocabulary. */
+static double part_share(const struct sw_rates *r, uint32_t unit) {
+    const struct sw_model *model = &r->run->model;
+    return (double)model->units[unit].params / ((double)model->config.vocab * model->config.hidden);
+}
+
+static double head_seconds(const struct sw_rates *r, const struct sw_task *task) {
+    const struct sw_machine_model *m = r->times;
+    const int has_dx = sw_placement_head_has_dx(&r->run->placement);
+    const int has_grad = task->at[SW_RING_ACC] >= 0;
+    switch (task->kind) {
+    case SW_TASK_HEAD_WHOLE:
+        return m->head_whole_s;
+    case SW_TASK_HEAD_GRAD:
+        return m->head_grad_s * part_share(r, task->unit);
+    case SW_TASK_HEAD_BACKWARD:
+        return (!has_dx     ? m->head_grad_s
+                : !has_grad ? m->head_dx_s
+                            : m->head_backward_s) *
+               part_share(r, task->unit);
+    default:
+        return m->head_forward_s * part_share(r, task->unit);
+    }
+}
+
+/* Of a task of the compute lane, by the times that the model's units were seen to take; ranks of
+ * the host part the CPU. */
+static double measured_seconds(const struct sw_rates *r, const struct sw_task *task) {
+    const struct sw_machine_model *m = r->times;
+    const struct sw_model *model = &r->run->model;
+    const int backward = task->kind == SW_TASK_BACKWARD;
+    const double all = on_host(r) ? ranks_of(r) : 1;
+    if (task->kind == SW_TASK_HEAD_WHOLE || task->kind == SW_TASK_HEAD_GRAD ||
+        task->kind == SW_TASK_HEAD_BACKWARD || task->kind == SW_TASK_HEAD_FORWARD)
+        return all * head_seconds(r, task);
+    if (task->unit < model->parts)
+        return all * (backward ? m->embed_backward_s : m->embed_forward_s) *
+               part_share(r, task->unit);
+    if (model->units[task->unit].kind == SW_UNIT_NORM)
+        return all * (backward ? m->norm_backward_s : m->norm_forward_s);
+    return all * (backward ? m->layer_backward_s : m->layer_forward_s);
 }
 
 /* ---- costs ---- */
@@ -234,6 +286,11 @@ void sw_rates_cost(const struct sw_rates *r, const struct sw_task *task, uint32_
                         : is_virgin(task, step)      ? 0
                                                      : sw_turn_work(&r->work, task);
     const double rate = sw_rates_of(r, task);
+    if (is_compute(task) && r->times) {
+        cost->seconds = measured_seconds(r, task);
+        add_uses(r, task, rank, rate, cost);
+        return;
+    }
     if (work <= 0 || rate <= 0) return;
     cost->seconds = work / rate;
     add_uses(r, task, rank, rate, cost);

@@ -18,8 +18,9 @@ struct sw_rates {
     const struct sw_plan_case *c;
     const struct sw_plan_run *run;
     struct sw_turn_work work;
-    struct sw_rank_nodes nodes;     /* an adam lane for each */
-    double drive_read, drive_write; /* of all drives together */
+    const struct sw_machine_model *times; /* of the model's own operations; NULL: by their count */
+    struct sw_rank_nodes nodes;           /* an adam lane for each */
+    double drive_read, drive_write;       /* of all drives together */
     uint32_t switches;
     struct sw_play_resource resources[SW_RATES_RESOURCES_MAX];
     uint32_t resource_count;

@@ -3,12 +3,15 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/model.h"
+#include "engine/options.h"
 
 struct figure {
     const char *name;
@@ -30,6 +33,7 @@ static const struct figure figures[] = {
     FIGURE(d2h_pageable_bytes_per_s),
     FIGURE(gather_bytes_per_s),
     FIGURE(scatter_bytes_per_s),
+    FIGURE(round_bytes_per_s),
     FIGURE(cores),
     FIGURE(cpus),
     FIGURE(memory_bytes),
@@ -59,6 +63,16 @@ static const struct figure numa_figures[] = {
     NUMA(memory_bytes_per_s),
     NUMA(adam_bytes_per_s),
 };
+
+#define MODEL(name)                                                                                \
+    { #name, offsetof(struct sw_machine_model, name) }
+static const struct figure model_figures[] = {
+    MODEL(layer_forward_s),  MODEL(layer_backward_s), MODEL(embed_forward_s),
+    MODEL(embed_backward_s), MODEL(norm_forward_s),   MODEL(norm_backward_s),
+    MODEL(head_forward_s),   MODEL(head_backward_s),  MODEL(head_dx_s),
+    MODEL(head_grad_s),      MODEL(head_whole_s),
+};
+enum { MODEL_FIGURES = sizeof(model_figures) / sizeof(model_figures[0]) };
 
 static double *place(void *owner, const struct figure *figure) {
     return (double *)((char *)owner + figure->offset);
@@ -145,6 +159,19 @@ static int take_numa(struct sw_machine *m, const json_t *list, const char *path)
     return 0;
 }
 
+static int take_models(struct sw_machine *m, json_t *object, const char *path) {
+    const char *key;
+    json_t *entry;
+    json_object_foreach(object, key, entry) {
+        if (m->model_count == SW_MACHINE_MODELS_MAX) break; /* more than anybody trains at once */
+        struct sw_machine_model *model = &m->models[m->model_count++];
+        snprintf(model->key, sizeof(model->key), "%s", key);
+        const int ret = take(model, model_figures, MODEL_FIGURES, entry, path, "models");
+        if (ret < 0) return ret;
+    }
+    return 0;
+}
+
 /* What is not told of the whole machine is the sum over its NUMA nodes. */
 static void add_up(struct sw_machine *m) {
     struct sw_machine_numa sum = {0};
@@ -174,12 +201,36 @@ int sw_machine_parse(struct sw_machine *m, const json_t *root, const char *path)
     int ret = take(m, figures, FIGURES, machine, path, "machine");
     if (ret == 0) ret = take_numa(m, json_object_get(root, "numa_nodes"), path);
     if (ret == 0) ret = take_drives(m, json_object_get(root, "drives"), path);
+    if (ret == 0) ret = take_models(m, json_object_get(root, "models"), path);
     if (ret == 0 && (m->gpus != (uint32_t)m->gpus || m->gpus > 64)) {
         sw_error("machine profile %s: 'gpus' is not a whole number up to 64", path);
         ret = -EINVAL;
     }
     add_up(m);
     return ret;
+}
+
+const char *sw_machine_model_key(const struct sw_model_config *c, const struct sw_train_options *o,
+                                 char *out, size_t out_size) {
+    snprintf(out, out_size,
+             "%s %s, hidden %" PRIu32 ", intermediate %" PRIu32 ", heads %" PRIu32 "/%" PRIu32
+             " of %" PRIu32 ", vocabulary %" PRIu32 ", %" PRIu32 " x %" PRIu32 " tokens",
+             o->device == SW_DEVICE_CUDA ? "cuda" : "host", o->dtype == SW_BF16 ? "bf16" : "fp32",
+             c->hidden, c->intermediate, c->heads, c->kv_heads, c->head_dim, c->vocab,
+             o->micro_batch, o->seq_len);
+    return out;
+}
+
+const struct sw_machine_model *sw_machine_find_model(const struct sw_machine *m, const char *key) {
+    for (uint32_t i = 0; i < m->model_count; i++)
+        if (!strcmp(m->models[i].key, key)) return &m->models[i];
+    return NULL;
+}
+
+const char *sw_machine_model_figure(const struct sw_machine_model *model, int i, double *value) {
+    if (i >= MODEL_FIGURES) return NULL;
+    memcpy(value, (const char *)model + model_figures[i].offset, sizeof(*value));
+    return model_figures[i].name;
 }
 
 double sw_machine_drive_bytes(const struct sw_machine *m) {

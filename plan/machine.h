@@ -7,9 +7,10 @@
 #ifndef PLAN_MACHINE_H
 #define PLAN_MACHINE_H
 #include <jansson.h>
+#include <stddef.h>
 #include <stdint.h>
 
-enum { SW_MACHINE_DRIVES_MAX = 64, SW_MACHINE_NUMA_MAX = 64 };
+enum { SW_MACHINE_DRIVES_MAX = 64, SW_MACHINE_NUMA_MAX = 64, SW_MACHINE_MODELS_MAX = 16 };
 
 struct sw_machine_drive {
     char name[128];
@@ -20,6 +21,17 @@ struct sw_machine_drive {
 
 struct sw_machine_numa { /* a NUMA node */
     double cores, memory_bytes, memory_bytes_per_s, adam_bytes_per_s;
+};
+
+/* What a device takes for the operations of a model's units, a micro-batch at a time and alone: of
+ * one layer, of the norm, and of all parts of the embedding and of the head. */
+struct sw_machine_model {
+    char key[128];                            /* sw_machine_model_key() */
+    double layer_forward_s, layer_backward_s; /* backward holds the recomputation */
+    double embed_forward_s, embed_backward_s, norm_forward_s, norm_backward_s;
+    /* The logits; the logits again, with the gradients of input and matrix, or with one of them;
+     * all parts at once. */
+    double head_forward_s, head_backward_s, head_dx_s, head_grad_s, head_whole_s;
 };
 
 struct sw_machine {
@@ -35,6 +47,9 @@ struct sw_machine {
     double both_bytes_per_s;                 /* pinned, both ways at once, added up */
     double h2d_pageable_bytes_per_s, d2h_pageable_bytes_per_s;
     double gather_bytes_per_s, scatter_bytes_per_s; /* that each rank sends meanwhile */
+
+    double
+        round_bytes_per_s; /* of gradients rounded on the device: read in FP32, written in BF16 */
 
     double cores;
     double cpus; /* processing units that threads may run on; 0: as many as cores */
@@ -54,6 +69,9 @@ struct sw_machine {
 
     uint32_t drive_count;
     struct sw_machine_drive drives[SW_MACHINE_DRIVES_MAX];
+
+    uint32_t model_count;
+    struct sw_machine_model models[SW_MACHINE_MODELS_MAX];
 };
 
 /* A file, or the name of a shipped profile, and changes to it: "8xh100", "my.json",
@@ -84,6 +102,17 @@ const char *sw_machine_changes(int i, const char **what);
 /* The i-th shipped profile: its name, its text and what the bare name means; NULL behind the last.
  */
 const char *sw_machine_shipped(int i, const char **text);
+
+/* What the times of a model's units depend on, as a profile names it: shapes of the units, rows of
+ * a micro-batch, dtype and device. Returns out. */
+struct sw_model_config;
+struct sw_train_options;
+const char *sw_machine_model_key(const struct sw_model_config *config,
+                                 const struct sw_train_options *o, char *out, size_t out_size);
+/* That model's times, or NULL. */
+const struct sw_machine_model *sw_machine_find_model(const struct sw_machine *m, const char *key);
+/* Its figures by the names that they have in a profile; NULL behind the last. */
+const char *sw_machine_model_figure(const struct sw_machine_model *model, int i, double *value);
 
 /* Of all drives together. */
 double sw_machine_drive_bytes(const struct sw_machine *m);

@@ -124,8 +124,9 @@ static void observe(struct simulation *s, const struct sw_task *task, uint32_t r
     s->out->bytes[lane] += (double)sw_rates_bytes(&s->rates, task, s->observed);
     s->out->tasks++;
     if (rank > 0 || lane != SW_LANE_COMPUTE || task->kind == SW_TASK_DEVICE_ADAM) return;
-    const double rate = sw_rates_of(&s->rates, task);
-    if (rate > 0) s->out->compute_s += sw_turn_work(&s->rates.work, task) / rate;
+    struct sw_play_cost cost = {0};
+    sw_rates_cost(&s->rates, task, rank, s->observed, &cost);
+    s->out->compute_s += cost.seconds;
 }
 
 static void done(void *ctx, uint32_t turn, const struct sw_task *task, uint32_t rank,

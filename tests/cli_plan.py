@@ -211,7 +211,8 @@ def this_machine_is_measured_into_a_profile_that_plan_reads():
         machine = kept["machine"]
         for figure in ("cores", "cpus", "memory_bytes", "flops_per_s", "h2d_bytes_per_s",
                        "d2h_bytes_per_s", "both_bytes_per_s", "h2d_pageable_bytes_per_s",
-                       "d2h_pageable_bytes_per_s", "gather_bytes_per_s", "scatter_bytes_per_s"):
+                       "d2h_pageable_bytes_per_s", "gather_bytes_per_s", "scatter_bytes_per_s",
+                       "round_bytes_per_s"):
             t.check(machine[figure] > 0, f"{figure} is {machine[figure]}", run)
         for node in kept["numa_nodes"]:
             t.check(min(node.values()) > 0, f"a figure of {node}", run)
@@ -229,6 +230,41 @@ def this_machine_is_measured_into_a_profile_that_plan_reads():
         text = t.spillway("plan", "--model", t.MODEL, "--machine", path, rc=0).stdout
         t.contains(text, "measured on " + machine["measured"], "the text")
         t.contains(text, kept["about"], "the text")
+
+
+@t.test
+def operations_of_a_model_are_measured_for_its_plans():
+    """Beside what the profile has; a plan of these rows takes them, one of others does not."""
+    with t.folder() as tmp:
+        path = os.path.join(tmp, "m.json")
+        rates = {"cores": 2, "memory_bytes": 8e9, "memory_bytes_per_s": 1e13,
+                 "adam_bytes_per_s": 1e13, "h2d_bytes_per_s": 1e13, "d2h_bytes_per_s": 1e13,
+                 "both_bytes_per_s": 1e13, "flops_per_s": 1e15}
+        with open(os.path.join(t.ROOT, path), "w", encoding="utf-8") as file:
+            json.dump({"schema": 1, "about": "made up", "machine": rates, "drives": []}, file)
+        args = ("--seq-len", 32, "--micro-batch", 2)
+        run = t.spillway("bench", "model", t.MODEL, *args, "--seconds", "0.5", "--profile", path,
+                         "--json", rc=0)
+        times = json.loads(run.stdout)["times"]
+        t.check(min(times.values()) > 0, f"times that are nothing: {times}", run)
+        with open(os.path.join(t.ROOT, path), encoding="utf-8") as file:
+            kept = json.load(file)
+        t.equal(kept["machine"], rates, "what was there before")
+        t.equal(list(kept["models"].values()), [times], "what is kept")
+        placed = ("--params", "device", "--optimizer", "device", "--gradients", "device",
+                  "--activations", "device", "--overlap", "none", "--checkpoint-every", 2)
+        fixed = ("--model", t.MODEL, "--machine", path, "--device", "host", *placed)
+        told = plan(*fixed, *args)["search"]["compute_s"]
+        # Five layers in groups of two: two of them are computed forward again.
+        t.close(told, 7 * times["layer_forward_s"] + 5 * times["layer_backward_s"] +
+                times["embed_forward_s"] + times["embed_backward_s"] + times["norm_forward_s"] +
+                times["norm_backward_s"] + times["head_whole_s"], 1e-6, "a step", relative=True)
+        t.check(plan(*fixed, "--seq-len", 64)["search"]["compute_s"] < told / 10, "other rows")
+        for wrong, word in ((("llama-4",), "llama-3-8b"), ((t.MODEL, "--seq-len", 9999), "limit"),
+                            ((), "MODEL")):
+            run = t.spillway("bench", "model", *wrong)
+            t.check(run.rc in (1, 2), f"exit status {run.rc}", run)
+            t.contains(run.stderr, word, "the message", run)
 
 
 @t.test

@@ -324,6 +324,32 @@ static void a_switch_is_shared(void **state) {
     close_to(simulate(in_ram, in_ram, SW_OVERLAP_NONE).step_s, own.step_s);
 }
 
+/* What a model's units were seen to take counts instead of their operations. */
+static void measured_operations_take_their_time(void **state) {
+    (void)state;
+    machine_of(1);
+    machine.flops_per_s = 1e9;
+    machine.model_count = 1;
+    machine.models[0] = (struct sw_machine_model){.layer_forward_s = 2,
+                                                  .layer_backward_s = 5,
+                                                  .embed_forward_s = 1,
+                                                  .embed_backward_s = 3,
+                                                  .norm_forward_s = 0.25,
+                                                  .norm_backward_s = 0.5,
+                                                  .head_whole_s = 7};
+    const struct sw_train_options o = {
+        .device = SW_DEVICE_CUDA, .dtype = SW_BF16, .micro_batch = 1, .seq_len = 128};
+    struct sw_machine_model *times = &machine.models[0];
+    assert_int_equal(sw_subject_open(&subject, "smollm2-135m"), 0);
+    sw_machine_model_key(&subject.model.config, &o, times->key, sizeof(times->key));
+    sw_subject_close(&subject);
+    const struct sw_tiers device = sw_tiers_all(SW_TIER_DEVICE);
+    close_to(simulate(device, device, SW_OVERLAP_NONE).step_s,
+             30 * (2 + 5) + 1 + 3 + 0.25 + 0.5 + 7);
+    times->key[0] = 'x'; /* of another device */
+    close_to(simulate(device, device, SW_OVERLAP_NONE).step_s, step_flops(128) / 1e9);
+}
+
 /* On the CPU the update takes cores from the operations; held to a rate, these take none. */
 static void cores_are_shared(void **state) {
     (void)state;
@@ -349,6 +375,7 @@ int main(void) {
         cmocka_unit_test(one_memory_for_update_and_copies),
         cmocka_unit_test(drives_read_and_write_at_once),
         cmocka_unit_test(a_switch_is_shared),
+        cmocka_unit_test(measured_operations_take_their_time),
         cmocka_unit_test(cores_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -106,6 +106,7 @@ int sw_bench_nvme_drives(const char *const *folders, uint32_t count, double seco
 
 int sw_cmd_bench_all(int argc, char **argv);
 int sw_cmd_bench_adam(int argc, char **argv);
+int sw_cmd_bench_model(int argc, char **argv);
 int sw_cmd_bench_nvme(int argc, char **argv);
 
 #endif

@@ -3,7 +3,14 @@
  * 0: not measured. Errors: 0 or -errno, reported; -EINTR, which is not, after a signal. */
 #ifndef TOOLS_BENCH_DEVICE_H
 #define TOOLS_BENCH_DEVICE_H
+#include "engine/model.h"
 #include "kernels/device.h"
+#include "offload/topology.h"
+#include "plan/machine.h"
+
+/* A GPU, or the CPU as one of so many devices that share it. */
+int sw_bench_device_open(const struct sw_topology *topology, int on_gpu, uint32_t index,
+                         uint32_t ranks, struct sw_device_handle *out);
 
 struct sw_bench_copies {
     double h2d, d2h, both; /* pinned; both: added up */
@@ -24,5 +31,15 @@ int sw_bench_products(const struct sw_device_handle *d, uint64_t tokens, uint64_
  * of GPUs talk through their own library, those of the host through its memory. */
 int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int on_gpus,
                    uint64_t bytes, double seconds, double *gather, double *scatter);
+
+/* Bytes per second of gradients that are rounded to BF16 with their norm: FP32 in, BF16 out. */
+int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s);
+
+/* The operations of a model's units on random numbers, each alone: fills all of `out` but its key,
+ * in about `seconds`. Takes memory for the weights and gradients of a layer, and of the embedding
+ * and the head whole. */
+int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
+                   enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
+                   struct sw_machine_model *out);
 
 #endif

@@ -18,6 +18,7 @@ static const struct {
     {"adam", "the optimizer step on the CPU, against the memory limit", sw_cmd_bench_adam},
     {"all", "this machine, for spillway plan: memory, drives, copies, products, ranks",
      sw_cmd_bench_all},
+    {"model", "the operations of a model's units, for plans of it", sw_cmd_bench_model},
     {"nvme", "the drives, as the store uses them, and their best setting", sw_cmd_bench_nvme},
 };
 enum { BENCHES = sizeof(benches) / sizeof(benches[0]) };

@@ -164,17 +164,9 @@ static int measure_memory(struct report *r) {
     return ret;
 }
 
-static void no_adam(const struct sw_device_adam_step *step,
-                    const struct sw_device_adam_chunk *chunk, void *ctx) {
-    (void)step, (void)chunk, (void)ctx;
-}
-
 static int open_device(const struct report *r, struct sw_device_handle *out, uint32_t index,
                        uint32_t ranks) {
-    const struct sw_cuda_device_options cuda = {.index = (int)index};
-    const int each = sw_topology_threads(&r->topology) / (int)ranks;
-    const struct sw_host_device_options host = {.threads = each > 0 ? each : 1, .adam = no_adam};
-    return r->gpus ? sw_device_cuda_open(out, &cuda) : sw_device_host_open(out, &host);
+    return sw_bench_device_open(&r->topology, r->gpus > 0, index, ranks, out);
 }
 
 static int measure_copies(struct report *r, const struct sw_device_handle *d) {
@@ -199,9 +191,12 @@ static int measure_products(struct report *r, const struct sw_device_handle *d) 
     double flops;
     const uint64_t tokens = r->gpus ? GPU_TOKENS : HOST_TOKENS,
                    hidden = r->gpus ? GPU_HIDDEN : HOST_HIDDEN;
-    const int ret = sw_bench_products(d, tokens, hidden, r->options.seconds, &flops);
+    int ret = sw_bench_products(d, tokens, hidden, r->options.seconds, &flops);
+    double rounded = 0;
+    if (ret == 0) ret = sw_bench_rounding(d, r->options.seconds / 8, &rounded);
     if (ret < 0) return ret;
     set(r->machine, "flops_per_s", flops);
+    set(r->machine, "round_bytes_per_s", rounded);
     /* What contexts and libraries took is gone from it by now. */
     set(r->machine, "gpus", r->gpus);
     set(r->machine, "gpu_reserved_bytes", 0);
@@ -209,7 +204,9 @@ static int measure_products(struct report *r, const struct sw_device_handle *d) 
         set(r->machine, "gpu_memory_bytes", (double)d->ops->free_bytes(d->device));
         json_object_set_new(r->machine, "gpu", json_string(d->ops->numerics(d->device)));
     }
-    if (!r->options.json) printf("products %.4g TFLOP/s in BF16\n", 1e-12 * flops);
+    if (!r->options.json)
+        printf("products %.4g TFLOP/s in BF16; gradients rounded at %.2f GB/s\n", 1e-12 * flops,
+               1e-9 * rounded);
     return 0;
 }
 

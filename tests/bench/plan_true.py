@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What plan predicts, beside what train takes, on the CPU as device with throttled lanes.
+"""What plan predicts, beside what train takes, on the CPU as device.
 
-    python3 tests/bench/plan_true.py [--profile FILE] [--out FOLDER] [--only NAME] [--steps N]
+    python3 tests/bench/plan_true.py [--out FOLDER] [--only NAME] [--list] [--steps N]
 
-The machine is a profile that was measured before (`spillway bench all --profile FILE`); without one
-all of it is unknown, and the throttled lanes alone have a time. All predictions are written to
-OUT/predictions.json before the first run. Then each case runs: of a run's step times, without the
-first two steps, the median; where three such runs differ by more than 3%, the median of five. The
-table has predicted and measured time, the error, the step clocks, and whether the bytes of a step
-are the same.
+First the machine is measured: `spillway bench all` and, for each of the rows that the cases have,
+`spillway bench model`, into OUT/machine.json, unless it is there. Then all predictions are written
+to OUT/predictions.json, before the first run. Then each case runs the line that its plan offered:
+of a run's step times, without the first two steps and the last, the median; of three such runs the
+median, of five where three differ by more than 3%. The table has predicted and measured time, the
+error, the step clocks, and whether the bytes that lanes move in a step and the memory of each tier
+are the same. A quarter of the cases holds lanes to rates and leaves the operations out
+(--sim-flops), a quarter is held to nothing. The machine must do nothing else meanwhile.
 """
 import argparse
 import json
@@ -21,10 +23,11 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SPILLWAY = os.environ.get("SPILLWAY") or os.path.join(ROOT, "build", "spillway")
 TRAFFIC = ("h2d", "d2h", "comm", "nvme_read", "nvme_write")
+PROGRAM = "program, libraries and turns"  # in the byte table, but no pool of a tier
 
-# 26 million parameters: 0.3 GB of records, which a throttled drive moves in seconds.
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 512,
-          "intermediate_size": 1408, "num_hidden_layers": 6, "num_attention_heads": 8,
+# 63 million parameters: 0.75 GB of records.
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 768,
+          "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12,
           "num_key_value_heads": 4, "vocab_size": 8192, "max_position_embeddings": 512,
           "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
           "initializer_range": 0.02, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
@@ -35,27 +38,70 @@ def tiers(params, optimizer, gradients, activations):
             "--activations", activations]
 
 
+DEVICE = tiers("device", "device", "device", "device")
 HOST = tiers("device", "host", "host", "device")
 DISK = tiers("device", "nvme", "host", "device")
+HALF = tiers("device", "host:50%,nvme", "host", "device")
 STREAM = tiers("host", "nvme", "host", "host")
 ALL = tiers("nvme", "nvme", "nvme", "nvme")
-FLOPS = ["--sim-flops", "40G"]  # 128 tokens: 0.6 s
+FLOPS = ["--sim-flops", "60G"]  # 128 tokens: 0.9 s
+SHORT, LONG = ["--seq-len", "128"], ["--seq-len", "256"]
+BATCH = [*SHORT, "--micro-batch", "2"]
+RANKS = ["--ranks", "2", "--zero", "3"]
+FORWARD, BACKWARD, NONE = (["--overlap", "forward"], ["--overlap", "backward", "--clip", "0"],
+                           ["--overlap", "none"])
 
-# Names, and options beyond the common ones: differ in what binds, where state lies, ranks, batch.
+# Names, and options: they differ in what binds, where state lies, in ranks and batch.
 CASES = [
-    ("drive, forward", [*DISK, *FLOPS, "--sim-nvme", "200M,150M", "--overlap", "forward"]),
-    ("drive, none", [*DISK, *FLOPS, "--sim-nvme", "300M,200M", "--overlap", "none"]),
-    ("drive, backward", [*DISK, *FLOPS, "--sim-nvme", "300M,250M", "--clip", "0"]),
-    ("adam", [*HOST, *FLOPS, "--sim-adam", "800M", "--overlap", "forward"]),
-    ("adam, none", [*HOST, *FLOPS, "--sim-adam", "1G", "--overlap", "none"]),
-    ("pcie", [*STREAM, *FLOPS, "--sim-pcie", "100M,50M", "--sim-nvme", "500M"]),
-    ("pcie down", [*HOST, *FLOPS, "--sim-pcie", "1G,40M"]),
-    ("operations", [*DISK, "--sim-flops", "20G", "--sim-nvme", "500M"]),
-    ("all of it", [*ALL, *FLOPS, "--sim-nvme", "250M", "--sim-pcie", "200M", "--sim-adam", "2G"]),
-    ("micro-batches", [*STREAM, *FLOPS, "--sim-nvme", "200M", "--accumulate", "3"]),
-    ("ranks, comm", [*HOST, *FLOPS, "--ranks", "2", "--zero", "3", "--sim-comm", "100M"]),
-    ("ranks, drive", [*DISK, *FLOPS, "--ranks", "2", "--zero", "3", "--sim-nvme", "200M"]),
+    # Lanes held to rates, no operations.
+    ("drive, forward", [*SHORT, *DISK, *FLOPS, *FORWARD, "--sim-nvme", "500M,400M"]),
+    ("drive, none", [*SHORT, *DISK, *FLOPS, *NONE, "--sim-nvme", "600M,500M"]),
+    ("drive, backward", [*SHORT, *DISK, *FLOPS, *BACKWARD, "--sim-nvme", "600M,500M"]),
+    ("adam, forward", [*SHORT, *HOST, *FLOPS, *FORWARD, "--sim-adam", "2G"]),
+    ("pcie, forward", [*SHORT, *STREAM, *FLOPS, *FORWARD, "--sim-pcie", "200M,100M",
+                       "--sim-nvme", "1G"]),
+    ("operations", [*SHORT, *DISK, *FORWARD, "--sim-flops", "40G", "--sim-nvme", "1G"]),
+    ("everything", [*SHORT, *ALL, *FLOPS, *FORWARD, "--sim-nvme", "700M", "--sim-pcie", "500M",
+                    "--sim-adam", "4G"]),
+    ("micro-batches", [*SHORT, *STREAM, *FLOPS, *FORWARD, "--sim-nvme", "500M", "--accumulate",
+                       "3"]),
+    ("ranks, links", [*SHORT, *HOST, *FLOPS, *FORWARD, *RANKS, "--sim-comm", "200M"]),
+    ("ranks, drive", [*SHORT, *DISK, *FLOPS, *FORWARD, *RANKS, "--sim-nvme", "500M"]),
+    # Lanes held to rates beside the operations themselves.
+    ("drive 250", [*SHORT, *DISK, *FORWARD, "--sim-nvme", "250M"]),
+    ("drive 500", [*SHORT, *DISK, *FORWARD, "--sim-nvme", "500M"]),
+    ("drive 500, none", [*SHORT, *DISK, *NONE, "--sim-nvme", "500M"]),
+    ("drive 500, backward", [*SHORT, *DISK, *BACKWARD, "--sim-nvme", "500M"]),
+    ("drive 500, long", [*LONG, *DISK, *FORWARD, "--sim-nvme", "500M"]),
+    ("drive 500, half", [*SHORT, *HALF, *FORWARD, "--sim-nvme", "500M"]),
+    ("drive written slowly", [*SHORT, *DISK, *FORWARD, "--sim-nvme", "800M,300M"]),
+    ("adam 1", [*SHORT, *HOST, *FORWARD, "--sim-adam", "1G"]),
+    ("adam 2, none", [*SHORT, *HOST, *NONE, "--sim-adam", "2G"]),
+    ("adam 2, backward", [*SHORT, *HOST, *BACKWARD, "--sim-adam", "2G"]),
+    ("adam 2, batch", [*BATCH, *HOST, *FORWARD, "--sim-adam", "2G"]),
+    ("pcie 100", [*SHORT, *HOST, *FORWARD, "--sim-pcie", "100M"]),
+    ("pcie 200, stream", [*SHORT, *STREAM, *FORWARD, "--sim-pcie", "200M", "--sim-nvme", "1G"]),
+    ("pcie up", [*LONG, *STREAM, *FORWARD, "--sim-pcie", "150M,1G", "--sim-nvme", "1G"]),
+    ("pcie down", [*SHORT, *HOST, *BACKWARD, "--sim-pcie", "1G,80M"]),
+    ("everything 500", [*SHORT, *ALL, *FORWARD, "--sim-nvme", "500M", "--sim-pcie", "400M"]),
+    ("micro-batches 300", [*SHORT, *DISK, *FORWARD, "--sim-nvme", "300M", "--accumulate", "2"]),
+    ("ranks, links 100", [*SHORT, *HOST, *FORWARD, *RANKS, "--sim-comm", "100M"]),
+    ("ranks, drive 400", [*SHORT, *DISK, *FORWARD, *RANKS, "--sim-nvme", "400M"]),
+    ("checkpoints, drive 400", [*LONG, *DISK, *FORWARD, "--checkpoint-every", "2", "--sim-nvme",
+                                "400M"]),
+    # Nothing is held to anything.
+    ("free: device", [*SHORT, *DEVICE, *FORWARD]),
+    ("free: device, long", [*LONG, *DEVICE, *FORWARD]),
+    ("free: host", [*SHORT, *HOST, *FORWARD]),
+    ("free: host, none", [*LONG, *HOST, *NONE]),
+    ("free: host, batch", [*BATCH, *HOST, *FORWARD]),
+    ("free: host, micro-batches", [*SHORT, *HOST, *FORWARD, "--accumulate", "3"]),
+    ("free: drive, none", [*SHORT, *DISK, *NONE]),
+    ("free: drive", [*LONG, *DISK, *FORWARD]),
+    ("free: drive, half", [*LONG, *HALF, *FORWARD]),
+    ("free: all on the drive", [*LONG, *ALL, *FORWARD]),
 ]
+ROWS = (SHORT, LONG, BATCH)
 
 
 def run(*args):
@@ -66,13 +112,24 @@ def run(*args):
 
 
 def predict(model, machine, options):
-    return json.loads(run("plan", model, "--machine", machine, *options, "--json"))["times"]
+    return json.loads(run("plan", model, "--machine", machine, "--device", "host", *options,
+                          "--json"))
+
+
+def offered(report):
+    """The options of the line, but for paths."""
+    command = report["decision"]["command"]
+    left_out = ("--model", "--data", "--out", "--nvme")
+    return [word for i, word in enumerate(command[1:], 1)
+            if word not in left_out and command[i - 1] not in left_out]
 
 
 def measure(model, data, out, options, steps):
-    """The median step, its bytes by lane, and the clock that most steps had."""
+    """The median step, its bytes by lane, the clock that most steps had, the tiers' memory."""
     shutil.rmtree(out, ignore_errors=True)
     log = out + ".jsonl"
+    if os.path.exists(log):
+        os.remove(log)
     run("train", "--model", model, "--data", data, "--out", out, *options, "--steps", str(steps),
         "--log", log)
     with open(log, encoding="utf-8") as file:
@@ -80,7 +137,8 @@ def measure(model, data, out, options, steps):
     found = [line for line in lines if "loss" in line][2:-1]
     shutil.rmtree(out, ignore_errors=True)
     clock = statistics.mode(s["step_clock"] for s in found)
-    return statistics.median(s["step_s"] for s in found), found[-1]["bytes"], clock
+    return (statistics.median(s["step_s"] for s in found), found[-1]["bytes"], clock,
+            found[-1]["memory_bytes"])
 
 
 def measure_well(*args):
@@ -92,16 +150,25 @@ def measure_well(*args):
     return tries[len(tries) // 2]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--profile", help="a measured profile; else nothing is known but --sim-*")
-    parser.add_argument("--out", default=os.path.join(ROOT, "build", "plan_true"))
-    parser.add_argument("--only", action="append", help="a case; may come several times")
-    parser.add_argument("--steps", type=int, default=8)
-    arguments = parser.parse_args()
-    out = os.path.abspath(arguments.out)
-    os.makedirs(out, exist_ok=True)
+def differences(told, moved, memory, ranks):
+    """What a step moves and what tiers hold, where plan and run differ."""
+    planned = {lane["lane"]: lane["bytes"] for lane in told["times"]["lanes"]}
+    others = [f"{lane}: {planned[lane]:.0f}, {moved[lane]}" for lane in TRAFFIC
+              if planned[lane] != moved[lane]]
+    held = dict.fromkeys(memory, 0)
+    for row in told["decision"]["rows"]:
+        if row["what"] != PROGRAM:
+            held[row["tier"]] += row["bytes"]
+    others += [f"{tier}: {held[tier]} held, {memory[tier]}" for tier in memory
+               if abs(held[tier] * (1 if tier == "device" else 1 / ranks) - memory[tier])
+               > 0.02 * memory[tier]]
+    return "; ".join(others) or "the same"
+
+
+def prepare(out):
+    """The model, its data and the machine's profile."""
     model, data = os.path.join(out, "model"), os.path.join(out, "train.bin")
+    machine = os.path.join(out, "machine.json")
     if not os.path.isdir(model):
         config = os.path.join(out, "config.json")
         with open(config, "w", encoding="utf-8") as file:
@@ -109,37 +176,47 @@ def main():
         run("init", "--config", config, "--out", model)
     with open(data, "wb") as file:  # tokens of two bytes, below the vocabulary
         file.write(b"".join((i * 7919 % 8192).to_bytes(2, "little") for i in range(100000)))
-    machine = arguments.profile
-    if not machine:
-        machine = os.path.join(out, "unknown.json")
-        with open(machine, "w", encoding="utf-8") as file:
-            json.dump({"schema": 1, "about": "throttles alone",
-                       "machine": {"memory_bytes": 64e9, "cores": os.cpu_count(),
-                                   "cpus": os.cpu_count()},
-                       "drives": [{"drive": "drive", "bytes": 1e12}]}, file)
-    common = ["--device", "host", "--seq-len", "128", "--chunk", "1Mi"]
-    cases = [(name, [*common, *options]) for name, options in CASES
-             if not arguments.only or name in arguments.only]
+    if not os.path.exists(machine):
+        run("bench", "all", "--nvme", out, "--profile", machine)
+        for rows in ROWS:
+            run("bench", "model", model, *rows, "--seconds", "15", "--profile", machine)
+    return model, data, machine
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", default=os.path.join(ROOT, "build", "plan_true"))
+    parser.add_argument("--only", action="append", help="a case; may come several times")
+    parser.add_argument("--list", action="store_true", help="the cases' names")
+    parser.add_argument("--steps", type=int, default=7)
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(name for name, _ in CASES))
+        return
+    os.environ["SPILLWAY_PROFILE"] = ""
+    out = os.path.abspath(arguments.out)
+    os.makedirs(out, exist_ok=True)
+    model, data, machine = prepare(out)
+    cases = [case for case in CASES if not arguments.only or case[0] in arguments.only]
     predictions = {name: predict(model, machine, options) for name, options in cases}
     with open(os.path.join(out, "predictions.json"), "w", encoding="utf-8") as file:
         json.dump(predictions, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
 
-    print("| case | predicted | measured | error | clock predicted, measured | bytes |")
+    print("| case | predicted | measured | error | clock predicted, measured | bytes, memory |")
     print("| --- | ---: | ---: | ---: | --- | --- |")
     errors = []
     for name, options in cases:
         told = predictions[name]
-        step_s, moved, clock = measure_well(model, data, os.path.join(out, "run"), options,
-                                            arguments.steps)
-        error = told["step_s"] / step_s - 1
+        times = told["times"]
+        step_s, moved, clock, memory = measure_well(model, data, os.path.join(out, "run"),
+                                                    offered(told), arguments.steps)
+        error = times["step_s"] / step_s - 1
         errors.append(abs(error))
-        planned = {lane["lane"]: lane["bytes"] for lane in told["lanes"]}
-        others = [f"{lane}: {planned[lane]:.0f}, {moved[lane]}" for lane in TRAFFIC
-                  if planned[lane] != moved[lane]]
-        print(f"| {name} | {told['step_s']:.3f} s | {step_s:.3f} s | {100 * error:+.1f}% | "
-              f"{told['step_clock']}, {clock} | {'; '.join(others) or 'the same'} |",
+        ranks = int(options[options.index("--ranks") + 1]) if "--ranks" in options else 1
+        print(f"| {name} | {times['step_s']:.3f} s | {step_s:.3f} s | {100 * error:+.1f}% | "
+              f"{times['step_clock']}, {clock} | {differences(told, moved, memory, ranks)} |",
               flush=True)
     print(f"\nerror: {100 * statistics.median(errors):.1f}% in the median, "
           f"{100 * max(errors):.1f}% at worst, of {len(errors)} cases")

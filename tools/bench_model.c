@@ -1,0 +1,313 @@
+/* tools/bench_model.c - the operations of a model's units, each alone, as a run would ask for them.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/llama.h"
+#include "engine/sizing.h"
+#include "tools/bench.h"
+#include "tools/bench_device.h"
+
+enum { OPERATIONS = 11, PATTERN_ELEMENTS = 1 << 20, ROUNDED_ELEMENTS = 16 << 20 };
+
+struct units {
+    const struct sw_device_handle *device;
+    const struct sw_model *model;
+    struct sw_stream *stream;
+    struct sw_llama llama;
+    uint64_t tokens;
+    /* Device memory, one block for each. */
+    void *workspace, *weights, *acc, *x, *out, *dx, *dx32, *stats, *targets, *loss;
+    struct sw_llama_head parts[SW_PARTS_MAX];
+};
+
+struct operation {
+    int (*run)(struct units *u);
+    size_t offset; /* of its seconds, in struct sw_machine_model */
+};
+
+/* ---- memory ---- */
+
+static uint64_t head_params(const struct sw_model *model) {
+    uint64_t sum = 0;
+    for (uint32_t part = 0; part < model->parts; part++)
+        sum += model->units[sw_model_head_unit(model, part)].count;
+    return sum;
+}
+
+static uint64_t largest(const struct sw_model *model) {
+    const uint64_t layer = model->units[sw_model_first_layer(model)].count;
+    const uint64_t head = head_params(model);
+    return layer > head ? layer : head;
+}
+
+struct block {
+    void **place;
+    uint64_t bytes;
+};
+enum { BLOCKS = 10 };
+
+static void list_blocks(struct units *u, enum sw_dtype dtype, uint64_t batch, uint64_t time,
+                        struct block out[BLOCKS]) {
+    const uint64_t element = sw_dtype_bytes(dtype), most = largest(u->model);
+    const uint64_t activation = u->tokens * u->model->config.hidden * element;
+    const struct block blocks[BLOCKS] = {
+        {&u->workspace, sw_llama_workspace_bytes(u->model, u->device, dtype, batch, time, 1)},
+        {&u->weights, most * element},
+        {&u->acc, most * sizeof(float)},
+        {&u->x, activation},
+        {&u->out, activation},
+        {&u->dx, activation},
+        {&u->dx32, sw_sizing_head_grad_bytes(u->model, u->tokens)},
+        {&u->stats, sw_sizing_head_stats_bytes(u->tokens)},
+        {&u->targets, u->tokens * sizeof(int32_t)},
+        {&u->loss, sizeof(double)},
+    };
+    memcpy(out, blocks, sizeof(blocks));
+}
+
+/* Small numbers of either sign, as weights and activations are. */
+static int upload_pattern(struct units *u, void *to, enum sw_dtype dtype, uint64_t count) {
+    char *pattern = malloc(PATTERN_ELEMENTS * sizeof(float));
+    uint64_t x = 88172645463325252u;
+    int ret = pattern ? 0 : -ENOMEM;
+    for (uint64_t i = 0; i < PATTERN_ELEMENTS && ret == 0; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        const float value = (float)((int)(x >> 56) - 128) / 4096;
+        if (dtype == SW_FP32)
+            ((float *)pattern)[i] = value;
+        else
+            ((sw_bf16 *)pattern)[i] = sw_bf16_from_f32(value);
+    }
+    const uint64_t element = sw_dtype_bytes(dtype);
+    for (uint64_t at = 0; at < count && ret == 0; at += PATTERN_ELEMENTS) {
+        const uint64_t left = count - at, now = left < PATTERN_ELEMENTS ? left : PATTERN_ELEMENTS;
+        ret =
+            u->device->ops->copy_h2d(u->stream, (char *)to + at * element, pattern, now * element);
+        if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
+    }
+    free(pattern);
+    return ret;
+}
+
+static int upload_tokens(struct units *u) {
+    int32_t *tokens = malloc(u->tokens * sizeof(*tokens));
+    if (!tokens) return -ENOMEM;
+    for (uint64_t i = 0; i < u->tokens; i++)
+        tokens[i] = (int32_t)(i * 7919 % u->model->config.vocab);
+    int ret = u->device->ops->copy_h2d(u->stream, u->targets, tokens, u->tokens * sizeof(*tokens));
+    if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
+    free(tokens);
+    return ret;
+}
+
+static int fill(struct units *u, enum sw_dtype dtype) {
+    const uint64_t activations = u->tokens * u->model->config.hidden;
+    int ret = upload_pattern(u, u->weights, dtype, largest(u->model));
+    if (ret == 0) ret = upload_pattern(u, u->x, dtype, activations);
+    if (ret == 0) ret = upload_pattern(u, u->dx, dtype, activations);
+    if (ret == 0) ret = upload_pattern(u, u->dx32, SW_FP32, activations);
+    return ret < 0 ? ret : upload_tokens(u);
+}
+
+/* The parts of the head lie one behind the other in the same memory. */
+static void lay_out_head(struct units *u, enum sw_dtype dtype) {
+    uint64_t at = 0;
+    for (uint32_t part = 0; part < u->model->parts; part++) {
+        const struct sw_unit *unit = &u->model->units[sw_model_head_unit(u->model, part)];
+        u->parts[part] = (struct sw_llama_head){
+            .unit = unit,
+            .matrix = (char *)u->weights + at * sw_dtype_bytes(dtype),
+            .x = u->x,
+            .targets = u->targets,
+            .scale = 1.0F / (float)u->tokens,
+            .stats = u->stats,
+            .d_matrix = (float *)u->acc + at,
+            .dx_accumulate = part + 1 < u->model->parts,
+        };
+        at += unit->count;
+    }
+}
+
+/* ---- operations ---- */
+
+static const struct sw_unit *layer_of(const struct units *u) {
+    return &u->model->units[sw_model_first_layer(u->model)];
+}
+
+static int layer_forward(struct units *u) {
+    return sw_llama_layer(&u->llama, u->stream, layer_of(u), u->weights, NULL, u->x, u->out);
+}
+static int layer_backward(struct units *u) {
+    return sw_llama_layer_backward(&u->llama, u->stream, layer_of(u), u->weights, NULL, u->acc, 0,
+                                   u->x, u->dx);
+}
+static int embed_forward(struct units *u) {
+    int ret = 0;
+    for (uint32_t part = 0; part < u->model->parts && ret == 0; part++)
+        ret = sw_llama_embed(&u->llama, u->stream, &u->model->units[part], u->parts[part].matrix,
+                             u->targets, u->out);
+    return ret;
+}
+/* A tied matrix has the head's gradient already, another one's is zeroed. */
+static int embed_backward(struct units *u) {
+    int ret = 0;
+    for (uint32_t part = 0; part < u->model->parts && ret == 0; part++)
+        ret = sw_llama_embed_backward(&u->llama, u->stream, &u->model->units[part],
+                                      u->parts[part].d_matrix, u->model->config.tied, u->targets,
+                                      u->x);
+    return ret;
+}
+static int norm_forward(struct units *u) {
+    const struct sw_unit *unit = &u->model->units[sw_model_norm_unit(u->model)];
+    return sw_llama_norm(&u->llama, u->stream, unit, u->weights, u->x, u->out);
+}
+static int norm_backward(struct units *u) {
+    const struct sw_unit *unit = &u->model->units[sw_model_norm_unit(u->model)];
+    return sw_llama_norm_backward(&u->llama, u->stream, unit, u->weights, u->acc, 0, u->x, u->dx32,
+                                  u->out);
+}
+static int head_forward(struct units *u) {
+    int ret = 0;
+    for (uint32_t part = 0; part < u->model->parts && ret == 0; part++)
+        ret = sw_llama_head_stats(&u->llama, u->stream, &u->parts[part], part == 0);
+    return ret;
+}
+static int head_gradients(struct units *u, int of_x, int of_matrix) {
+    int ret = 0;
+    for (uint32_t part = u->model->parts; part-- > 0 && ret == 0;) {
+        struct sw_llama_head h = u->parts[part];
+        h.dx = of_x ? u->dx32 : NULL;
+        if (!of_matrix) h.d_matrix = NULL;
+        ret = sw_llama_head_backward(&u->llama, u->stream, &h);
+    }
+    return ret;
+}
+static int head_backward(struct units *u) {
+    return head_gradients(u, 1, 1);
+}
+static int head_dx(struct units *u) {
+    return head_gradients(u, 1, 0);
+}
+static int head_grad(struct units *u) {
+    return head_gradients(u, 0, 1);
+}
+static int head_whole(struct units *u) {
+    return sw_llama_head_whole(&u->llama, u->stream, u->parts, u->model->parts, u->loss, u->dx32);
+}
+
+#define SECONDS(name) offsetof(struct sw_machine_model, name)
+static const struct operation operations[OPERATIONS] = {
+    {layer_forward, SECONDS(layer_forward_s)},
+    {layer_backward, SECONDS(layer_backward_s)},
+    {embed_forward, SECONDS(embed_forward_s)},
+    {embed_backward, SECONDS(embed_backward_s)},
+    {norm_forward, SECONDS(norm_forward_s)},
+    {norm_backward, SECONDS(norm_backward_s)},
+    {head_forward, SECONDS(head_forward_s)},
+    {head_backward, SECONDS(head_backward_s)},
+    {head_dx, SECONDS(head_dx_s)},
+    {head_grad, SECONDS(head_grad_s)},
+    {head_whole, SECONDS(head_whole_s)},
+};
+
+/* The median over rounds, each of which is waited for. */
+static int time_operation(struct units *u, const struct operation *operation, double seconds,
+                          double *each) {
+    double times[SW_BENCH_ROUNDS_MAX];
+    int rounds = 0, ret = operation->run(u);
+    if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
+    const double start = sw_bench_now();
+    while (ret == 0 && rounds < SW_BENCH_ROUNDS_MAX &&
+           (rounds < SW_BENCH_ROUNDS_MIN || sw_bench_now() - start < seconds)) {
+        if (sw_bench_stopped()) return -EINTR;
+        const double begin = sw_bench_now();
+        ret = operation->run(u);
+        if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
+        times[rounds++] = sw_bench_now() - begin;
+    }
+    *each = ret == 0 ? sw_bench_median(times, rounds) : 0;
+    return ret;
+}
+
+static int measure(struct units *u, enum sw_dtype dtype, uint64_t batch, uint64_t time,
+                   double seconds, struct sw_machine_model *out) {
+    const struct sw_device_ops *ops = u->device->ops;
+    int ret = ops->stream_create(u->device->device, &u->stream);
+    if (ret == 0) ret = ops->prepare(u->stream, 1);
+    if (ret == 0)
+        ret = sw_llama_open(&u->llama, u->model, u->device, dtype, batch, time, 1, u->workspace,
+                            u->stream);
+    if (ret == 0) ret = fill(u, dtype);
+    lay_out_head(u, dtype);
+    for (int i = 0; i < OPERATIONS && ret == 0; i++) {
+        double each;
+        ret = time_operation(u, &operations[i], seconds / OPERATIONS, &each);
+        memcpy((char *)out + operations[i].offset, &each, sizeof(each));
+    }
+    if (u->stream) ops->stream_destroy(u->stream);
+    return ret;
+}
+
+int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
+                   enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
+                   struct sw_machine_model *out) {
+    struct units u = {.device = d, .model = model, .tokens = batch * time};
+    struct block blocks[BLOCKS];
+    int opened = 0, ret = 0;
+    list_blocks(&u, dtype, batch, time, blocks);
+    while (opened < BLOCKS && ret == 0) {
+        ret = d->ops->alloc(d->device, blocks[opened].bytes, blocks[opened].place);
+        opened += ret == 0;
+    }
+    if (ret == 0) ret = measure(&u, dtype, batch, time, seconds, out);
+    while (opened > 0) {
+        opened--;
+        d->ops->free(d->device, *blocks[opened].place, blocks[opened].bytes);
+    }
+    return ret;
+}
+
+/* ---- rounding ---- */
+
+struct rounding {
+    struct units u; /* for its stream */
+    void *rounded, *sums, *bad;
+};
+
+static int round_once(struct units *u) {
+    struct rounding *r = (struct rounding *)u;
+    return u->device->ops->round_norm(u->stream, r->rounded, SW_BF16, u->acc, ROUNDED_ELEMENTS,
+                                      r->sums, r->bad);
+}
+
+int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s) {
+    struct rounding r = {.u = {.device = d}};
+    const struct operation operation = {.run = round_once};
+    const struct block blocks[] = {{&r.u.acc, ROUNDED_ELEMENTS * sizeof(float)},
+                                   {&r.rounded, ROUNDED_ELEMENTS * sizeof(sw_bf16)},
+                                   {&r.sums, ROUNDED_ELEMENTS / SW_NORM_BLOCK * sizeof(double)},
+                                   {&r.bad, sizeof(struct sw_nonfinite)}};
+    const int count = sizeof(blocks) / sizeof(blocks[0]);
+    int opened = 0, ret = 0;
+    double each = 0;
+    while (opened < count && ret == 0) {
+        ret = d->ops->alloc(d->device, blocks[opened].bytes, blocks[opened].place);
+        opened += ret == 0;
+    }
+    if (ret == 0) ret = d->ops->stream_create(d->device, &r.u.stream);
+    if (ret == 0) ret = d->ops->prepare(r.u.stream, 0);
+    if (ret == 0) ret = upload_pattern(&r.u, r.u.acc, SW_FP32, ROUNDED_ELEMENTS);
+    if (ret == 0) ret = time_operation(&r.u, &operation, seconds, &each);
+    if (r.u.stream) d->ops->stream_destroy(r.u.stream);
+    while (opened > 0) {
+        opened--;
+        d->ops->free(d->device, *blocks[opened].place, blocks[opened].bytes);
+    }
+    *bytes_per_s = each > 0 ? ROUNDED_ELEMENTS * (sizeof(float) + sizeof(sw_bf16)) / each : 0;
+    return ret;
+}
