@@ -122,9 +122,9 @@ struct search {
 };
 
 /* The verdict on options of a scheme. */
-static int weigh(const struct search *s, const struct sw_train_options *o,
-                 struct sw_plan_step *step) {
-    const int ret = sw_plan_fit(s->c, o, &step->fit);
+static int weigh_by(const struct sw_plan_case *c, const struct sw_arithmetic_in *numbers,
+                    const struct sw_train_options *o, struct sw_plan_step *step) {
+    const int ret = sw_plan_fit(c, o, &step->fit);
     if (ret < 0) return ret;
     const struct sw_fit *f = &step->fit;
     const double budget = f->budget_bytes[SW_TIER_DEVICE];
@@ -132,13 +132,25 @@ static int weigh(const struct search *s, const struct sw_train_options *o,
     step->gpu_state_bytes = f->state_bytes[SW_TIER_DEVICE];
     if (step->scheme < SW_SCHEME_OFFLOAD_OPTIMIZER && o->device == SW_DEVICE_CUDA) {
         struct sw_arithmetic_row row;
-        sw_arithmetic_scheme(&s->numbers, step->scheme, &row);
+        sw_arithmetic_scheme(numbers, step->scheme, &row);
         if (row.gpu_bytes > step->gpu_state_bytes) step->gpu_state_bytes = row.gpu_bytes;
     }
     step->gpu_need_bytes = step->gpu_state_bytes + rest;
     step->state_fits = budget == 0 || step->gpu_state_bytes <= budget;
     step->fits = f->fits && (budget == 0 || step->gpu_need_bytes <= budget);
     return 0;
+}
+
+static int weigh(const struct search *s, const struct sw_train_options *o,
+                 struct sw_plan_step *step) {
+    return weigh_by(s->c, &s->numbers, o, step);
+}
+
+int sw_plan_weigh(const struct sw_plan_case *c, const struct sw_train_options *o,
+                  struct sw_plan_step *step) {
+    struct sw_arithmetic_in numbers;
+    sw_plan_numbers(c, &numbers);
+    return weigh_by(c, &numbers, o, step);
 }
 
 /* Activations as they came; then every K-th layer's input, up to the square root of the layers;

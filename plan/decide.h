@@ -34,6 +34,11 @@ struct sw_plan_decision {
 /* The numbers that the textbook's rows need, of a case. */
 void sw_plan_numbers(const struct sw_plan_case *c, struct sw_arithmetic_in *out);
 
+/* The verdict of the rule on options whose placements are all chosen. `step` comes with its scheme.
+ * 0 (whether it fits or not) or -errno, reported. */
+int sw_plan_weigh(const struct sw_plan_case *c, const struct sw_train_options *o,
+                  struct sw_plan_step *step);
+
 /* 0 or -errno, reported. Nothing that fits is no error. */
 int sw_plan_decide(const struct sw_plan_case *c, struct sw_plan_decision *out);
 
