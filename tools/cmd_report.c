@@ -6,14 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/log.h"
-#include "engine/output.h"
 #include "tools/command_line.h"
+#include "tools/page_file.h"
 #include "tools/report.h"
-
-enum { OUT_BUFFER_BYTES = 1 << 18 };
 
 struct report_options {
     const char *output;
@@ -52,11 +49,10 @@ static int same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Whether the page can go there without losing anything. partial: where it is written first. */
-static int check_output(const char *trace, const char *output, char partial[PATH_MAX]) {
-    const int ret = sw_output_check_kind("--output", output, 1);
-    if (ret < 0) return ret;
-    snprintf(partial, PATH_MAX, "%s.partial", output);
+/* Whether the page can go there without losing the trace. */
+static int check_output(const char *trace, const char *output) {
+    char partial[PATH_MAX];
+    sw_page_partial(output, partial);
     if (same_file(trace, output) || same_file(trace, partial)) {
         sw_error("--output %s would overwrite the trace %s; choose another name", output, trace);
         return -EEXIST;
@@ -64,29 +60,22 @@ static int check_output(const char *trace, const char *output, char partial[PATH
     return 0;
 }
 
-static int fill_page(const struct sw_report_trace *trace, const struct sw_report_figures *figures,
-                     const char *path, FILE *out) {
-    setvbuf(out, NULL, _IOFBF, OUT_BUFFER_BYTES);
-    errno = 0;
-    int ret = sw_report_page(trace, figures, path, out);
-    if (ret == 0 && (fflush(out) != 0 || ferror(out))) ret = errno ? -errno : -EIO;
-    if (ret == 0 && fsync(fileno(out)) < 0 && errno != EINVAL) ret = -errno;
-    return ret;
+struct page {
+    const struct sw_report_trace *trace;
+    const struct sw_report_figures *figures;
+    const char *path;
+};
+
+static int fill_page(void *ctx, FILE *out) {
+    const struct page *page = ctx;
+    return sw_report_page(page->trace, page->figures, page->path, out);
 }
 
-/* Beside its place first, then renamed. */
 static int write_page(const struct sw_report_trace *trace, const struct sw_report_figures *figures,
                       const char *path, const char *output) {
-    char partial[PATH_MAX];
-    int ret = check_output(path, output, partial);
-    if (ret < 0) return ret;
-    FILE *out = fopen(partial, "we");
-    ret = out ? fill_page(trace, figures, path, out) : -errno;
-    if (out && fclose(out) != 0 && ret == 0) ret = -errno;
-    if (ret == 0 && rename(partial, output) < 0) ret = -errno;
-    if (ret < 0) sw_error("--output %s: %s", output, strerror(-ret));
-    if (ret < 0 && out) unlink(partial);
-    return ret;
+    struct page page = {trace, figures, path};
+    const int ret = check_output(path, output);
+    return ret < 0 ? ret : sw_page_write("--output", output, fill_page, &page);
 }
 
 static int print_json(const struct sw_report_trace *trace, const struct sw_report_figures *figures,
