@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/output.h"
 #include "tools/plan.h"
+#include "tools/plan_sweep.h"
 
 /* The line that is offered is read as train would read it: what it refuses (options that exclude
  * each other) is refused here. */
@@ -19,13 +21,47 @@ static int check_line(char **words, int count) {
     return ret;
 }
 
+/* The sweep that --sweep asks for, drawn where a page is wanted. step: NULL where nothing fits. */
+struct what_if {
+    struct sw_sweep sweep;
+    struct sw_sweep_view view;
+    char about[512];
+};
+
+static int sweep(const struct sw_plan_command_options *o, const struct sw_plan_case *c,
+                 const struct sw_plan_step *step, struct what_if *out) {
+    struct sw_sweep_range range;
+    int ret = sw_sweep_parse(o->sweep, &range);
+    if (ret == 0) ret = sw_sweep_case(c, step, &range, &out->sweep);
+    snprintf(out->about, sizeof(out->about), "%.250s on %s", c->subject->name, c->machine->name);
+    out->view = (struct sw_sweep_view){range.what, out->about, &out->sweep, NULL};
+    return ret < 0 || !o->sweep_page ? ret
+                                     : sw_sweep_page(&out->view, "--sweep-page", o->sweep_page);
+}
+
+/* Before anything is counted. */
+static int check_sweep(const struct sw_plan_command_options *o, const struct sw_plan_case *c) {
+    struct sw_sweep_range range;
+    double own;
+    if (!o->sweep) return 0;
+    int ret = sw_sweep_parse(o->sweep, &range);
+    if (ret == 0) ret = sw_sweep_own(c, range.what, &own);
+    if (ret == 0) ret = sw_output_check_kind("--sweep-page", o->sweep_page, 1);
+    return ret == 0 ? sw_output_check_file("--sweep-page", o->sweep_page) : ret;
+}
+
 static int print(const struct sw_plan_command_options *o, const struct sw_plan_case *c,
                  const struct sw_plan_decision *d, const struct sw_plan_answer *a) {
+    struct what_if what_if;
+    const struct sw_plan_step *step = a ? &a->found.step : NULL;
+    if (o->sweep && sweep(o, c, step, &what_if) < 0) return -1;
     if (!o->json) {
         sw_plan_print(c, d, a, stdout);
+        if (o->sweep) sw_sweep_print(&what_if.view, stdout);
         return 0;
     }
     json_t *root = sw_plan_json(c, d, a);
+    if (root && o->sweep) json_object_set_new(root, "sweep", sw_sweep_json(&what_if.view));
     const int ret = root ? json_dumpf(root, stdout, JSON_INDENT(2)) : -1;
     putchar('\n');
     json_decref(root);
@@ -77,6 +113,8 @@ static int check_options(const struct sw_plan_command_options *o, const struct s
         wrong = "plan: MODEL and --model are the same; give one of them";
     else if (o->tokens && sw_option_origin(parsed, "accumulate"))
         wrong = "--tokens and --accumulate both tell the tokens of a step; give one of them";
+    else if (o->sweep_page && !o->sweep)
+        wrong = "--sweep-page has no effect without --sweep";
     if (!wrong) return 0;
     sw_error("%s", wrong);
     return -EINVAL;
@@ -105,7 +143,9 @@ static int plan(const struct sw_plan_command_options *o, const struct sw_parsed 
     int ret = sw_machine_open(&machine, o->train.machine);
     if (ret == 0 && !o->train.machine)
         ret = sw_machine_use_folders(&machine, c.options.nvme, c.options.nvme_count);
-    if (ret == 0) status = sw_plan_case_settle(&c) < 0 ? SW_EXIT_USAGE : decide(o, parsed, &c, d);
+    if (ret == 0)
+        status = sw_plan_case_settle(&c) < 0 || check_sweep(o, &c) < 0 ? SW_EXIT_USAGE
+                                                                       : decide(o, parsed, &c, d);
     sw_subject_close(&subject);
     free(d);
     return status;

@@ -13,6 +13,12 @@ static const struct sw_option own[] = {
      FIELD(nodes), .fallback = "1", .help = "machines like it, each with a process of --ranks"},
     {"tokens", .section = "Plan", .value = "N", .kind = SW_OPTION_SIZE, FIELD(tokens),
      .help = "of a step, at least, over all ranks: sets --accumulate"},
+    {"sweep", .section = "Plan", .value = "WHAT[=FROM..TO]", .kind = SW_OPTION_TEXT, FIELD(sweep),
+     .help =
+         "step time and step clock over tokens, nvme, pcie, ram, gpus, adam or flops, from an\n"
+         "eighth to eight times the case's own value (gpus: from 1), and where the clock changes"},
+    {"sweep-page", .section = "Plan", .value = "FILE", .kind = SW_OPTION_TEXT, FIELD(sweep_page),
+     .help = "draws the sweep in one HTML file that needs nothing else"},
     {"json", .section = "Plan", .kind = SW_OPTION_FLAG, FIELD(json),
      .help = "one JSON object, numbers in bytes"},
 };

@@ -12,6 +12,7 @@ struct sw_plan_command_options {
     uint32_t nodes;
     uint64_t tokens;
     int json;
+    const char *sweep, *sweep_page; /* NULL: none */
 };
 
 /* train's options and plan's own. The table is static storage. */
