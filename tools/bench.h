@@ -108,5 +108,6 @@ int sw_cmd_bench_all(int argc, char **argv);
 int sw_cmd_bench_adam(int argc, char **argv);
 int sw_cmd_bench_model(int argc, char **argv);
 int sw_cmd_bench_nvme(int argc, char **argv);
+int sw_cmd_bench_step(int argc, char **argv);
 
 #endif

@@ -20,6 +20,8 @@ static const struct {
      sw_cmd_bench_all},
     {"model", "the operations of a model's units, for plans of it", sw_cmd_bench_model},
     {"nvme", "the drives, as the store uses them, and their best setting", sw_cmd_bench_nvme},
+    {"step", "what sets the time of a step, by runs with throttled lanes, beside the simulator",
+     sw_cmd_bench_step},
 };
 enum { BENCHES = sizeof(benches) / sizeof(benches[0]) };
 

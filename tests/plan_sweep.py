@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""`spillway plan --sweep` and `spillway bench step`: each point is what the simulator says of it,
+what does not fit is not drawn as if it did, the page needs nothing else, and runs with throttled
+lanes stand beside it.
+
+time limit: 240 s"""
+import html.parser
+import json
+import os
+import re
+import signal
+
+import support as t
+
+RATES = {"flops_per_s": 2e9, "h2d_bytes_per_s": 2e8, "d2h_bytes_per_s": 1e8,
+         "both_bytes_per_s": 2.2e8, "cores": 4, "cpus": 4, "memory_bytes": 8e9,
+         "memory_bytes_per_s": 2e10, "adam_bytes_per_s": 3e8}
+DRIVE = {"drive": "drive", "bytes": 1e12, "read_bytes_per_s": 1e8, "write_bytes_per_s": 5e7,
+         "mixed_bytes_per_s": 9e7}
+LETTERS = {"compute": "c", "h2d": "u", "d2h": "d", "comm": "m", "adam": "a", "nvme_read": "r",
+           "nvme_write": "w"}
+PLACES = ("--params", "host", "--optimizer", "nvme", "--gradients", "host", "--activations",
+          "device")
+
+
+def profile(tmp, times=1.0, **changes):
+    """A made-up machine, whose drives are so many times as fast."""
+    path = os.path.join(tmp, "machine.json")
+    drive = {key: value * times if key.endswith("_s") else value for key, value in DRIVE.items()}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"schema": 1, "about": "made up", "machine": {**RATES, **changes},
+                   "drives": [drive]}, file)
+    return path
+
+
+def plan(*args, rc=0):
+    return json.loads(t.spillway("plan", *args, "--json", rc=rc).stdout)
+
+
+def case(machine, *args):
+    return (t.MODEL, "--machine", machine, "--device", "host", "--seq-len", 64, *PLACES, *args)
+
+
+def chart_of(text):
+    """The rows of the chart above its axis, the axis, and how many columns stand before them."""
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if re.match(r" +\+[-x]+$", line))
+    start = at
+    while re.match(r".{9} \|", lines[start - 1]):
+        start -= 1
+    return [line[11:] for line in lines[start:at]], lines[at][11:]
+
+
+# ---- the curve ----
+
+@t.test
+def points_are_what_plan_says_there():
+    with t.folder() as tmp:
+        sweep = plan(*case(profile(tmp)), "--sweep", "nvme")["sweep"]
+        t.equal((sweep["what"], len(sweep["points"])), ("nvme", 13), "the sweep")
+        t.equal([p["own"] for p in sweep["points"]], [i == 6 for i in range(13)], "the own value")
+        for i in (0, 3, 6, 9, 12):
+            point = sweep["points"][i]
+            times = plan(*case(profile(tmp, point["value"] / 1e8)))["times"]
+            t.close(point["step_s"], times["step_s"], 1e-9, f"point {i}", relative=True)
+            t.equal(point["step_clock"], times["step_clock"], f"the clock of point {i}")
+            t.close(point["tokens_per_s"], times["tokens_per_s"], 1e-9, f"point {i}", relative=True)
+        for x in sweep["crossovers"]:
+            t.check(x["below"] < x["above"] <= 1.01 * x["below"], f"{x}")
+            for side in ("below", "above"):
+                times = plan(*case(profile(tmp, x[side] / 1e8)))["times"]
+                t.equal(times["step_clock"], x["clock_" + side], f"{side} of {x}")
+
+
+@t.test
+def the_clock_changes_and_the_sentence_says_where():
+    with t.folder() as tmp:
+        args = case(profile(tmp, flops_per_s=2e10), "--accumulate", 2)
+        sweep = plan(*args, "--sweep", "tokens=64..8K")["sweep"]
+        crossed = sweep["crossovers"]
+        t.check(len(crossed) >= 1, f"no crossover: {sweep}")
+        for x in crossed:
+            t.equal(x["above"] - x["below"], 64, "the two sides, a micro-batch apart")
+        first = f"{crossed[0]['above']:,.0f} tokens a step"
+        t.contains(sweep["sentence"], f"Below {first}", "the sentence")
+        run = t.spillway("plan", *args, "--sweep", "tokens=64..8K", rc=0)
+        t.contains(run.stdout, sweep["sentence"], "the text", run)
+        t.check(run.stdout.isascii(), "letters that are not ASCII", run)
+        rows, axis = chart_of(run.stdout)
+        drawn = set("".join(rows)) - {" ", ":"}
+        t.equal(drawn, {LETTERS[p["step_clock"]] for p in sweep["points"]}, "the letters", run)
+        t.check("x" not in axis and ":" in "".join(rows), "the chart", run)
+        for word in ("step time", "tokens/s", "step clock", "fits", "> "):
+            t.contains(run.stdout, word, "the table", run)
+
+
+@t.test
+def what_does_not_fit_is_told_and_drawn_so():
+    machine = "8xh100:ram=400G,nvme=none"
+    args = ("llama-3-70b", "--machine", machine, "--seq-len", 4096)
+    report = plan(*args, "--sweep", "ram", rc=1)
+    points = report["sweep"]["points"]
+    t.check(not points[0]["fits"] and points[-1]["fits"], f"{points}")
+    for p in points:
+        t.equal("step_s" in p, p["fits"], f"a time of what does not fit: {p}")
+        t.equal(p["decided_anew"], p["fits"], "nothing fitted at first")
+    t.contains(report["sweep"]["sentence"], "nothing fits; from there on, ", "the sentence")
+    run = t.spillway("plan", *args, "--sweep", "ram", rc=1)
+    rows, axis = chart_of(run.stdout)
+    columns = {round(i / (len(points) - 1) * (len(axis) - 1)) for i, p in enumerate(points)
+               if not p["fits"]}
+    t.equal({i for i, c in enumerate(axis) if c == "x"}, columns, "crosses on the axis", run)
+    for row in rows:
+        for i in columns:
+            t.check(row[i:i + 1] in ("", " ", ":"), f"drawn above a cross: {row!r}", run)
+    t.contains(run.stdout, "decided anew for this point", "the mark", run)
+    t.contains(run.stdout, "offload optimizer, weights device, optimizer host", "the line", run)
+
+
+@t.test
+def gpus_and_throttles_are_swept():
+    gpus = plan("7B", "--machine", "8xh100", "--tokens", "32K", "--sweep", "gpus")["sweep"]
+    t.equal([p["value"] for p in gpus["points"]], [1, 2, 4, 8, 16, 32, 64], "GPUs")
+    with t.folder() as tmp:
+        args = case(profile(tmp), "--sim-pcie", "20M,10M", "--sweep", "pcie")
+        sweep = plan(*args)["sweep"]
+        t.close(sweep["points"][0]["value"], 20e6 / 8, 1, "the throttle")
+        t.equal(sweep["points"][6]["value"], 20e6, "the throttle")
+
+
+@t.test
+def what_cannot_be_swept_is_refused():
+    with t.folder() as tmp:
+        no_copies = profile(tmp, h2d_bytes_per_s=0)
+        for args, word, rc in (
+                (case(no_copies, "--sweep", "pcie"), "no h2d_bytes_per_s", 2),
+                (case(no_copies, "--sweep", "gpus"), "no gpus", 2),
+                (case(no_copies, "--sweep", "disk"), "tokens, nvme, pcie, ram, gpus", 2),
+                (case(no_copies, "--sweep", "nvme=2G..1G"), "2G..1G", 2),
+                (case(no_copies, "--sweep-page", tmp + "/p.html"), "no effect", 2),
+                (case(no_copies, "--sweep", "nvme", "--sweep-page", tmp), "a folder", 2),
+                (case(no_copies, "--sweep", "nvme", "--sweep-page", "/nowhere/p.html"),
+                 "/nowhere", 2)):
+            run = t.spillway("plan", *args, rc=rc)
+            t.contains(run.stderr, word, "the message", run)
+            t.equal(run.stdout, "", "standard output", run)
+
+
+# ---- the page ----
+
+class Page(html.parser.HTMLParser):
+    """Tags with their attributes, and whether each that was opened was closed."""
+    VOID = {"meta", "rect", "line", "circle", "path", "polyline"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            t.equal(self.open.pop(), tag, "the tag that is closed")
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@t.test
+def the_page_stands_alone():
+    with t.folder() as tmp:
+        path = tmp + "/sweep.html"
+        args = ("llama-3-70b", "--machine", "8xh100:ram=600G,nvme=none", "--seq-len", 4096)
+        sweep = plan(*args, "--sweep", "ram", "--sweep-page", path, rc=1)["sweep"]
+        with open(os.path.join(t.ROOT, path), encoding="utf-8") as file:
+            text = file.read()
+        page = Page(text)
+        t.equal(page.open, [], "tags that stay open")
+        t.check("http" not in text and "<script" not in text and "url(" not in text, "the network")
+        for word in ("width=device-width", "prefers-color-scheme: dark", "<svg viewBox"):
+            t.contains(text, word, "the page")
+        t.contains(page.text, sweep["sentence"], "the sentence")
+        fit = sum(p["fits"] for p in sweep["points"])
+        t.check(0 < fit < len(sweep["points"]), f"{fit} points fit")
+        names = [name for name, _ in page.tags]
+        counts = {tag: names.count(tag) for tag in ("circle", "path", "tr")}
+        t.equal(counts, {"circle": fit, "path": len(sweep["points"]) - fit,
+                         "tr": 1 + len(sweep["points"])}, "circles, crosses, rows")
+        curves = [a["points"].split() for tag, a in page.tags if tag == "polyline"]
+        t.equal(sum(map(len, curves)), fit, "points of the curve")
+
+
+# ---- runs ----
+
+def bench(tmp, *args, rc=0):
+    return t.spillway("bench", "step", "--scratch", tmp, "--points", 3, "--steps", 4, *args, rc=rc,
+                      env={"SPILLWAY_PROFILE": os.path.join(tmp, "none.json")})
+
+
+def left_in(tmp):
+    return sorted(os.listdir(os.path.join(t.ROOT, tmp)))
+
+
+@t.test
+def runs_stand_beside_the_simulator():
+    with t.folder() as tmp:
+        page = tmp + "/step.html"
+        run = bench(tmp, "--json", "--page", page)
+        t.contains(run.stderr, "3 runs of 4 steps, about ", "what it will take", run)
+        report = json.loads(run.stdout)
+        sweep, rates = report["sweep"], report["rates"]
+        told, seen = sweep["points"], sweep["measured"]["points"]
+        t.equal((report["schema"], sweep["what"], len(told), len(seen)), (1, "pcie", 3, 3), "sweep")
+        t.equal([p["value"] for p in seen], [p["value"] for p in told], "values")
+        t.check(min(rates["sim_pcie"] + rates["sim_nvme"]) > 0 and rates["sim_adam"] > 0
+                and rates["sim_flops"] > 0, f"{rates}")
+        for p, m in zip(told, seen):
+            # A busy machine makes a run longer; nothing makes it shorter.
+            t.check(m["step_s"] > 0.85 * p["step_s"], f"{p}, measured {m}", run)
+        t.equal((told[0]["step_clock"], seen[0]["step_clock"]), ("h2d", "h2d"), "slow copies", run)
+        t.check(told[2]["step_clock"] != "h2d", f"the clock of fast copies: {told[2]}", run)
+        t.check(len(sweep["crossovers"]) >= 1, f"no crossover: {sweep}", run)
+        t.equal(left_in(tmp), ["step.html"], "what is left", run)
+        with open(os.path.join(t.ROOT, page), encoding="utf-8") as file:
+            t.contains(file.read(), "squares: measured", "the page")
+
+
+@t.test
+def tokens_are_swept_by_runs():
+    with t.folder() as tmp:
+        run = bench(tmp, "--sweep", "tokens=128..512", "--sim-flops", "2G", "--model", t.MODEL)
+        for word in ("measured:", "simulator:", "error", "its clock", "capitals: measured",
+                     "--sim-flops 2000000000"):
+            t.contains(run.stdout, word, "the text", run)
+        t.equal(left_in(tmp), [], "what is left", run)
+
+
+@t.test
+def an_interrupt_leaves_nothing_behind():
+    with t.folder() as tmp:
+        process = t.Process(["bench", "step", "--scratch", tmp, "--steps", "100"])
+        process.wait_for("runs of 100 steps")
+        log = None
+        while not log:  # until the first run is under way
+            log = [os.path.join(tmp, n, "log.jsonl") for n in left_in(tmp)]
+            log = [n for n in log if os.path.exists(os.path.join(t.ROOT, n))]
+        process.signal(signal.SIGINT)
+        run = process.finish(30)
+        t.equal(run.rc, 130, "exit status", run)
+        t.contains(run.stderr, "stopped after 0 of 7 runs", "the message", run)
+        t.equal(left_in(tmp), [], "what is left", run)
+
+
+@t.test
+def a_bench_that_cannot_be_is_refused():
+    with t.folder() as tmp:
+        for args, word, rc in ((["--sweep", "ram"], "no throttle", 2),
+                               (["--sweep", "speed"], "tokens", 2),
+                               (["--page", tmp], "a folder", 2),
+                               (["--model", tmp + "/absent"], "absent", 1),
+                               (["--scratch", tmp + "/absent"], "absent", 1)):
+            run = t.spillway("bench", "step", "--scratch", tmp, *args, rc=rc) \
+                if "--scratch" not in args else t.spillway("bench", "step", *args, rc=rc)
+            t.contains(run.stderr, word, "the message", run)
+            t.equal(left_in(tmp), [], "what is left", run)
+        usage = t.spillway("bench", "step", "--help", rc=0)
+        for word in ("--sweep", "--sim-pcie", "--sim-flops", "--page", "--json", "--scratch"):
+            t.contains(usage.stdout, word, "the help", usage)
+
+
+if __name__ == "__main__":
+    t.main()
