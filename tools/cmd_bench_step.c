@@ -147,7 +147,7 @@ static const struct sw_command command = {
         "device, all of whose lanes are held to rates: weights are streamed from RAM, the\n"
         "optimizer's state from NVMe. Says for each run the time of a step and its clock, beside\n"
         "what the simulator of spillway plan said before, and where the clock changes. Only lanes\n"
-        "that are slower than this machine's own are meaningful. About a minute by default.",
+        "that are slower than this machine's own are meaningful. About half a minute by default.",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };

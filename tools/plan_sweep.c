@@ -14,11 +14,11 @@ static const struct {
     const char *title, *head, *unit; /* of the sweep, of the column, of a value in a sentence */
 } words[SW_SWEEP_WHAT_COUNT] = {
     [SW_SWEEP_TOKENS] = {"tokens a step", "tokens", "tokens a step"},
-    [SW_SWEEP_NVME] = {"NVMe reads (writes in proportion)", "NVMe reads", "of NVMe reads"},
-    [SW_SWEEP_PCIE] = {"PCIe to the device (from it in proportion)", "PCIe", "of PCIe"},
+    [SW_SWEEP_NVME] = {"NVMe reads, writes alike", "NVMe reads", "of NVMe reads"},
+    [SW_SWEEP_PCIE] = {"PCIe to the device, from it alike", "PCIe", "of PCIe"},
     [SW_SWEEP_RAM] = {"RAM", "RAM", "of RAM"},
     [SW_SWEEP_GPUS] = {"GPUs", "GPUs", "GPUs"},
-    [SW_SWEEP_ADAM] = {"Adam on the CPU", "Adam", "of Adam on the CPU"},
+    [SW_SWEEP_ADAM] = {"the update on the CPU", "update", "of the update"},
     [SW_SWEEP_FLOPS] = {"operations", "operations", "of operations"},
 };
 
@@ -38,6 +38,10 @@ static const struct {
     [SW_LANE_COMMIT] = {"commits", 1},
     [SW_LANE_DATA] = {"reading data", 0},
 };
+
+const char *sw_sweep_title(enum sw_sweep_what what) {
+    return words[what].title;
+}
 
 const char *sw_sweep_unit_words(enum sw_sweep_what what) {
     return words[what].unit;
@@ -84,7 +88,7 @@ static void say_clock(const struct sw_sweep_point *p, int *has_verb, const char 
 static void say_one_clock(const struct sw_sweep *s, char *out, size_t out_size) {
     int has_verb = 0;
     if (s->point_count == 0) return;
-    say_clock(&s->points[0], &has_verb, "From end to end ", out, out_size);
+    say_clock(&s->points[0], &has_verb, "From end to end, ", out, out_size);
     say(out, out_size, ".");
 }
 

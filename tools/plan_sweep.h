@@ -15,6 +15,8 @@ struct sw_sweep_view {
 
 /* "98,304", "6.50 GB/s", "512 GB", "40 GFLOP/s". */
 const char *sw_sweep_value_text(enum sw_sweep_what what, double value, char *out, size_t out_size);
+/* What is swept: "tokens a step". */
+const char *sw_sweep_title(enum sw_sweep_what what);
 /* What follows such a value in a sentence: "tokens a step". */
 const char *sw_sweep_unit_words(enum sw_sweep_what what);
 
@@ -27,8 +29,8 @@ void sw_sweep_line_text(const struct sw_sweep_point *point, char *out, size_t ou
 
 /* Sentences, chart, table. */
 void sw_sweep_print(const struct sw_sweep_view *v, FILE *out);
-/* A chart of so many columns and rows, both axes logarithmic; a letter for each point is its step
- * clock's, a capital where it was measured; x: does not fit. Plain ASCII. */
+/* Plain ASCII, both axes logarithmic; a point is the letter of its step clock, a capital where it
+ * was measured, an x on the axis where it does not fit. */
 void sw_sweep_chart(const struct sw_sweep_view *v, FILE *out);
 
 /* NULL without memory. */

@@ -13,16 +13,20 @@ enum { COLUMNS = 61, ROWS = 13, LABEL = 9 };
 static const char letters[SW_LANE_COUNT + 1] = "cudmarwntf";
 
 struct chart {
+    double first, last;                /* values */
     double left, right, bottom, top;   /* logarithms */
     char cells[ROWS + 1][COLUMNS + 1]; /* the last row is the axis */
     int used[SW_LANE_COUNT], misfit;
 };
 
 static void take_range(struct chart *c, const struct sw_sweep *s) {
+    if (s->point_count == 0) return;
+    c->first = fmin(c->first, s->points[0].value);
+    c->last = fmax(c->last, s->points[s->point_count - 1].value);
+    c->left = log(c->first);
+    c->right = log(c->last);
     for (uint32_t i = 0; i < s->point_count; i++) {
         const struct sw_sweep_point *p = &s->points[i];
-        c->left = fmin(c->left, log(p->value));
-        c->right = fmax(c->right, log(p->value));
         if (!p->fits) continue;
         c->bottom = fmin(c->bottom, log(p->step_s));
         c->top = fmax(c->top, log(p->step_s));
@@ -74,17 +78,17 @@ static void print_legend(const struct chart *c, const struct sw_sweep_view *v, F
 /* The ends below the axis, and what is swept between them. */
 static void print_axis(const struct sw_sweep_view *v, const struct chart *c, FILE *out) {
     char left[40], right[40];
-    sw_sweep_value_text(v->what, exp(c->left), left, sizeof(left));
-    sw_sweep_value_text(v->what, exp(c->right), right, sizeof(right));
-    const char *unit = sw_sweep_unit_words(v->what);
+    sw_sweep_value_text(v->what, c->first, left, sizeof(left));
+    sw_sweep_value_text(v->what, c->last, right, sizeof(right));
+    const char *title = sw_sweep_title(v->what);
     const int room = COLUMNS - (int)strlen(left) - (int)strlen(right);
-    const int before = (room - (int)strlen(unit)) / 2;
-    fprintf(out, "%*s  %s%*s%s%*s%s\n", LABEL, "", left, before, "", unit,
-            room - before - (int)strlen(unit), "", right);
+    const int before = (room - (int)strlen(title)) / 2;
+    fprintf(out, "%*s  %s%*s%s%*s%s\n", LABEL, "", left, before, "", title,
+            room - before - (int)strlen(title), "", right);
 }
 
 void sw_sweep_chart(const struct sw_sweep_view *v, FILE *out) {
-    struct chart c = {.left = INFINITY, .right = -INFINITY, .bottom = INFINITY, .top = -INFINITY};
+    struct chart c = {.first = INFINITY, .last = -INFINITY, .bottom = INFINITY, .top = -INFINITY};
     for (int row = 0; row <= ROWS; row++) memset(c.cells[row], row < ROWS ? ' ' : '-', COLUMNS);
     take_range(&c, v->predicted);
     if (v->measured) take_range(&c, v->measured);

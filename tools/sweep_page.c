@@ -31,6 +31,7 @@ static const char own_css[] =
 struct frame {
     const struct sw_sweep_view *v;
     FILE *out;
+    double first, last;              /* values */
     double left, right, bottom, top; /* logarithms */
 };
 
@@ -50,10 +51,13 @@ static void put_text(const char *text, FILE *out) {
 /* ---- the chart ---- */
 
 static void take_range(struct frame *f, const struct sw_sweep *s) {
+    if (s->point_count == 0) return;
+    f->first = fmin(f->first, s->points[0].value);
+    f->last = fmax(f->last, s->points[s->point_count - 1].value);
+    f->left = log(f->first);
+    f->right = log(f->last);
     for (uint32_t i = 0; i < s->point_count; i++) {
         const struct sw_sweep_point *p = &s->points[i];
-        f->left = fmin(f->left, log(p->value));
-        f->right = fmax(f->right, log(p->value));
         if (!p->fits) continue;
         f->bottom = fmin(f->bottom, log(p->step_s));
         f->top = fmax(f->top, log(p->step_s));
@@ -166,17 +170,22 @@ static void put_step_labels(const struct frame *f) {
 
 static void put_value_labels(const struct frame *f) {
     char label[40];
-    const double ends[] = {f->left, f->right};
+    const double ends[] = {f->first, f->last};
     for (int i = 0; i < 2; i++)
         fprintf(f->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">%s</text>\n", i ? RIGHT : LEFT,
                 BOTTOM + 16, i ? "end" : "start",
-                sw_sweep_value_text(f->v->what, exp(ends[i]), label, sizeof(label)));
+                sw_sweep_value_text(f->v->what, ends[i], label, sizeof(label)));
     fprintf(f->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
-            (LEFT + RIGHT) / 2, BOTTOM + 34, sw_sweep_unit_words(f->v->what));
+            (LEFT + RIGHT) / 2, BOTTOM + 34, sw_sweep_title(f->v->what));
 }
 
 static void put_chart(const struct sw_sweep_view *v, const char *sentence, FILE *out) {
-    struct frame f = {v, out, INFINITY, -INFINITY, INFINITY, -INFINITY};
+    struct frame f = {.v = v,
+                      .out = out,
+                      .first = INFINITY,
+                      .last = -INFINITY,
+                      .bottom = INFINITY,
+                      .top = -INFINITY};
     take_range(&f, v->predicted);
     if (v->measured) take_range(&f, v->measured);
     fprintf(out, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDTH, HEIGHT);
@@ -202,6 +211,12 @@ static int is_clock(const struct sw_sweep *s, int lane) {
     return 0;
 }
 
+static int has_misfit(const struct sw_sweep *s) {
+    for (uint32_t i = 0; i < s->point_count; i++)
+        if (!s->points[i].fits) return 1;
+    return 0;
+}
+
 static void put_legend(const struct sw_sweep_view *v, FILE *out) {
     fputs("<ul id=\"legend\">\n", out);
     for (int l = 0; l < SW_LANE_COUNT; l++)
@@ -210,12 +225,14 @@ static void put_legend(const struct sw_sweep_view *v, FILE *out) {
                     "<li><span class=\"swatch\" style=\"--swatch: var(--%s)\"></span>%s</li>\n",
                     sw_lane_name((enum sw_lane)l), sw_lane_name((enum sw_lane)l));
     fputs(v->measured ? "<li>circles: simulated, squares: measured</li>\n" : "", out);
-    fputs("<li>outlined: the case's own value</li>\n<li>cross: does not fit</li>\n</ul>\n", out);
+    fputs(has_misfit(v->predicted) ? "<li>crosses: does not fit</li>\n" : "", out);
+    fputs("<li>outlined: the case's own value</li>\n</ul>\n", out);
 }
 
+/* text: NULL: a dash, which a narrow screen leaves out. */
 static void put_cell(const char *label, const char *text, FILE *out) {
-    fprintf(out, "<td data-label=\"%s\">", label);
-    put_text(text, out);
+    fprintf(out, "<td%s data-label=\"%s\">", text ? "" : " class=\"empty\"", label);
+    put_text(text ? text : "-", out);
     fputs("</td>", out);
 }
 
@@ -224,20 +241,21 @@ static void put_row(const struct sw_sweep_view *v, uint32_t i, FILE *out) {
     char text[256];
     fprintf(out, "<tr%s><th scope=\"row\">%s</th>", p->is_own ? " class=\"own\"" : "",
             sw_sweep_value_text(v->what, p->value, text, sizeof(text)));
-    put_cell("step time", p->fits ? sw_plan_duration(p->step_s, text, sizeof(text)) : "-", out);
+    put_cell("step time", p->fits ? sw_plan_duration(p->step_s, text, sizeof(text)) : NULL, out);
     put_cell("tokens/s",
-             p->fits ? sw_plan_commas((uint64_t)llround(p->tokens_per_s), text, sizeof(text)) : "-",
+             p->fits ? sw_plan_commas((uint64_t)llround(p->tokens_per_s), text, sizeof(text))
+                     : NULL,
              out);
-    put_cell("step clock", p->fits ? sw_lane_name(p->step_clock) : "-", out);
+    put_cell("step clock", p->fits ? sw_lane_name(p->step_clock) : NULL, out);
     if (v->measured) {
         const struct sw_sweep_point *m = &v->measured->points[i];
         const int there = i < v->measured->point_count;
-        put_cell("measured", there ? sw_plan_duration(m->step_s, text, sizeof(text)) : "-", out);
-        put_cell("its clock", there ? sw_lane_name(m->step_clock) : "-", out);
+        put_cell("measured", there ? sw_plan_duration(m->step_s, text, sizeof(text)) : NULL, out);
+        put_cell("its clock", there ? sw_lane_name(m->step_clock) : NULL, out);
     } else {
         put_cell("fits", p->fits ? "yes" : "no", out);
         if (p->anew) sw_sweep_line_text(p, text, sizeof(text));
-        put_cell("decided anew", p->anew ? text : "-", out);
+        put_cell("decided anew", p->anew ? text : NULL, out);
     }
     fputs("</tr>\n", out);
 }
