@@ -11,7 +11,7 @@
 #include "base/size.h"
 #include "engine/collective.h"
 #include "plan/lane_rates.h"
-#include "plan/simulate.h"
+#include "plan/search.h"
 
 /* How far a sweep goes where nobody says. */
 enum { TIMES = 8 };
@@ -205,6 +205,7 @@ struct what_if {
     enum sw_sweep_what what;
     double own;
     struct sw_plan_decision *decision; /* of a point */
+    struct sw_plan_found *found;
 };
 
 /* What the case's own line says, but for what is swept. */
@@ -223,21 +224,23 @@ static int same_tiers(struct sw_tiers a, struct sw_tiers b) {
     return !memcmp(&a, &b, sizeof(a));
 }
 
-/* The same but for what is swept: scheme, placements, kept inputs. */
+/* The same but for what is swept: scheme, placements, kept inputs, overlap. */
 static int same_line(const struct sw_plan_step *a, const struct sw_plan_step *b) {
     const struct sw_train_options *x = &a->fit.options, *y = &b->fit.options;
     return a->scheme == b->scheme && x->zero == y->zero && x->shard_in_node == y->shard_in_node &&
-           x->checkpoint_every == y->checkpoint_every && same_tiers(x->params, y->params) &&
-           same_tiers(x->optimizer, y->optimizer) && same_tiers(x->gradients, y->gradients) &&
-           same_tiers(x->activations, y->activations);
+           x->checkpoint_every == y->checkpoint_every && sw_overlap_of(x) == sw_overlap_of(y) &&
+           x->late_below == y->late_below && x->late_top == y->late_top &&
+           same_tiers(x->params, y->params) && same_tiers(x->optimizer, y->optimizer) &&
+           same_tiers(x->gradients, y->gradients) && same_tiers(x->activations, y->activations);
 }
 
-/* *step: where what was decided for this point stands; NULL: nothing fits. */
+/* As the plan of a case is made. *step: where it stands; NULL: nothing fits. */
 static int decide(const struct what_if *w, const struct sw_plan_case *c,
                   const struct sw_plan_step **step) {
-    struct sw_plan_decision *d = w->decision;
-    const int ret = sw_plan_decide(c, d);
-    *step = ret == 0 && d->chosen >= 0 ? &d->steps[d->chosen] : NULL;
+    int ret = sw_plan_decide(c, w->decision);
+    if (ret < 0 || w->decision->chosen < 0) return ret;
+    ret = sw_plan_search(c, w->decision, w->found);
+    *step = ret == 0 ? &w->found->step : NULL;
     return ret;
 }
 
@@ -330,12 +333,13 @@ int sw_sweep_case(const struct sw_plan_case *c, const struct sw_plan_step *step,
     if (ret == 0) ret = range_of(c, range, w.own, out->grain, &from, &to);
     if (ret < 0) return ret;
     w.decision = malloc(sizeof(*w.decision));
-    if (!w.decision) return -ENOMEM;
+    w.found = malloc(sizeof(*w.found));
     const uint32_t points = range->points ? range->points : SW_SWEEP_POINTS_USUAL;
     const uint32_t count = range->what == SW_SWEEP_GPUS && range->to == 0
                                ? gpu_values(to, w.own, values)
                                : sw_sweep_values(from, to, w.own, out->grain, points, values);
-    ret = sw_sweep_run(out, values, count, w.own, answer, &w);
+    ret = w.decision && w.found ? sw_sweep_run(out, values, count, w.own, answer, &w) : -ENOMEM;
     free(w.decision);
+    free(w.found);
     return ret;
 }

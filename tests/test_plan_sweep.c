@@ -11,6 +11,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "plan/search.h"
 #include "tests/support_files.h"
 
 /* ---- made-up step functions ---- */
@@ -157,6 +158,7 @@ static struct sw_subject subject;
 static struct sw_machine machine;
 static struct sw_plan_case c;
 static struct sw_plan_decision decision;
+static struct sw_plan_found found;
 static struct sw_sweep sweep;
 
 static void machine_of(double gpus) {
@@ -184,8 +186,9 @@ static int run_sweep(const char *text) {
     struct sw_sweep_range range;
     assert_int_equal(sw_sweep_parse(text, &range), 0);
     assert_int_equal(sw_plan_decide(&c, &decision), 0);
-    return sw_sweep_case(&c, decision.chosen >= 0 ? &decision.steps[decision.chosen] : NULL, &range,
-                         &sweep);
+    if (decision.chosen < 0) return sw_sweep_case(&c, NULL, &range, &sweep);
+    assert_int_equal(sw_plan_search(&c, &decision, &found), 0);
+    return sw_sweep_case(&c, &found.step, &range, &sweep);
 }
 
 /* Nothing but what is swept takes time. */
@@ -272,7 +275,7 @@ static void with_other_ram_it_is_decided_anew(void **state) {
     int fit = 0, anew = 0, missed = 0;
     for (uint32_t i = 0; i < sweep.point_count; i++) {
         const struct sw_sweep_point *p = &sweep.points[i];
-        const struct sw_tiers own = decision.steps[decision.chosen].fit.options.optimizer;
+        const struct sw_tiers own = found.step.fit.options.optimizer;
         fit += p->fits;
         missed += !p->fits;
         anew += p->anew;

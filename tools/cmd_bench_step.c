@@ -294,6 +294,7 @@ static int common_words(struct words *w, const struct bench *b) {
     add_option(w, "optimizer", "nvme");
     add_option(w, "gradients", "host");
     add_option(w, "activations", "device");
+    add_option(w, "overlap", "forward");
     add_option(w, "commit-every", "0"); /* no sync is in the way */
     if (!b->options.model) add_option(w, "chunk", "64Ki");
     add_number(w, "seq-len", limit < SEQ_LEN ? limit : SEQ_LEN);
