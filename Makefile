@@ -89,7 +89,11 @@ endif
 CUDA_HOME  ?= $(or $(patsubst %/bin/nvcc,%,$(wildcard /usr/local/cuda/bin/nvcc)), \
                 $(patsubst %/bin/nvcc,%,$(shell command -v nvcc)),/usr/local/cuda)
 NVCC       ?= $(wildcard $(CUDA_HOME)/bin/nvcc)
-CUDA_ARCHS ?= 80 89 90
+# Targets by number; `all`: what of cuda_known this nvcc has.
+CUDA_ARCHS ?= all
+cuda_known := 80 89 90 100 103 120
+cuda_has    = $(patsubst sm_%,%,$(filter sm_%,$(shell $(NVCC) --list-gpu-code 2>/dev/null)))
+cuda_archs  = $(if $(filter all,$(CUDA_ARCHS)),$(filter $(cuda_has),$(cuda_known)),$(CUDA_ARCHS))
 cuda_at    = -I$(CUDA_HOME)/include -L$(CUDA_HOME)/lib64
 ifneq ($(builds),)
 ifeq ($(origin WITH_CUDA),undefined)
@@ -188,14 +192,20 @@ $(cuda_c:%=$(O)/%.o): cflags += -fPIC -isystem $(CUDA_HOME)/include \
                                 $(if $(WITH_NCCL),-DSW_WITH_NCCL) $(counted)
 nvcc_flags := -std=c++17 -O3 -lineinfo -Werror all-warnings -Xcompiler -Wall,-Wextra,-fPIC -I. \
               -Xptxas -v \
-              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
-              $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(a),code=compute_$(a))
+              $(foreach a,$(cuda_archs),-gencode arch=compute_$(a),code=sm_$(a)) \
+              $(foreach a,$(lastword $(cuda_archs)),-gencode arch=compute_$(a),code=compute_$(a))
+# Kernels that were built for other targets are built anew.
+cuda_targets := $(O)/kernels/cuda/targets
+.PHONY: FORCE
+$(cuda_targets): FORCE
+	@mkdir -p $(@D)
+	@echo '$(cuda_archs)' | cmp -s - $@ || echo '$(cuda_archs)' > $@
 $(O)/kernels/cuda/adam.cu.o: nvcc_flags += -fmad=false -ftz=true -DGPU_SUBNORMALS_ARE_ZERO
 $(O)/standin/kernels/cuda/adam.cu.o: cxxflags += -DGPU_SUBNORMALS_ARE_ZERO
 $(cuda_kernels:%=$(O)/standin/%.o): cxxflags += $(counted)
 # 1675: a pragma of gcc's, in a header that only the CPU runs. What ptxas says of registers stays
 # beside the object, for tests/kernel_report.py.
-$(O)/%.cu.o: %.cu Makefile
+$(O)/%.cu.o: %.cu Makefile $(cuda_targets)
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
 	$(Q)$(NVCC) $(nvcc_flags) -diag-suppress=1675 -MMD -MP -MF $(@:.o=.d) -c $< -o $@ \
@@ -208,7 +218,8 @@ build/libspillway_cuda.so: $(cuda_kernels:%=$(O)/%.o) $(cuda_c:%=$(O)/%.o) kerne
 
 # The same kernels by the host's compiler. The stand-in itself is invisible to TSan, which it tells
 # what a kernel does. It sees the back end's calloc, so that memory can fail too.
-standin_srcs  := $(filter-out $(if $(WITH_NCCL),,%_nccl.cpp),$(wildcard tests/standin/*.cpp))
+standin_srcs  := $(filter-out $(if $(WITH_NCCL),,%_nccl.cpp %_board.cpp), \
+                   $(wildcard tests/standin/*.cpp))
 standin_cpu   := $(standin_srcs:%=$(O)/standin/%.o)
 standin_objs  := $(cuda_kernels:%=$(O)/standin/%.o) $(standin_cpu)
 standin_wrap  := -Wl,--wrap=calloc
