@@ -221,7 +221,8 @@ int sw_world_open(struct sw_world **out, double timeout_s) {
         return ret;
     }
     pthread_mutex_lock(&w->lock);
-    ret = await(w, SW_WORLD_RUNS, w->timeout_s);
+    ret = await(w, SW_WORLD_TRIES, w->timeout_s);
+    if (ret == 0) ret = await(w, SW_WORLD_RUNS, 4 * w->timeout_s + LIBRARY_END_S);
     w->is_given_up = ret < 0;
     if (ret == 0) ret = w->result;
     pthread_mutex_unlock(&w->lock);

@@ -19,8 +19,10 @@ struct sw_world;
 
 /* Looks for a launcher in the environment. None, or one that started a single process: *out = NULL.
  * Else opens the plugin, libspillway_mpi.so beside the executable or what SPILLWAY_MPI_PLUGIN
- * names, and waits until all processes are there. An error names the remedy. To be called before
- * other threads start, so that they inherit nothing of what the message library sets up. */
+ * names, waits until all processes are there, and tries each way between this one and each other:
+ * where messages get through one way only, that is told in 10 s, and the job ends here, with status
+ * 1. An error names the remedy. To be called before other threads start, so that they inherit
+ * nothing of what the message library sets up. */
 int sw_world_open(struct sw_world **out, double timeout_s);
 
 /* Whether the environment is that of one process of several, or may be. */

@@ -12,7 +12,8 @@
 
 enum {
     SW_TAG_CONTROL = 0, /* between the listeners */
-    SW_TAG_FIRST = 1    /* of the groups' */
+    SW_TAG_TRY = 1,     /* of the first words */
+    SW_TAG_FIRST = 2    /* of the groups' */
 };
 
 struct sw_control {
@@ -31,7 +32,10 @@ struct sw_peer {
 
 struct sw_world_group;
 
-enum sw_world_stage { SW_WORLD_STARTS, SW_WORLD_RUNS, SW_WORLD_HAS_ENDED };
+/* TRIES: the message library is there, and the ways to the others are tried. */
+enum sw_world_stage { SW_WORLD_STARTS, SW_WORLD_TRIES, SW_WORLD_RUNS, SW_WORLD_HAS_ENDED };
+
+struct sw_ways; /* world_try.c */
 
 struct sw_world {
     const struct sw_transport *transport;
@@ -53,8 +57,9 @@ struct sw_world {
 
     /* The listener's own. */
     struct sw_peer peers[SW_RANKS_MAX];
-    uint64_t end_ns;              /* when the end began, 0: it has not */
-    uint64_t failed_ns;           /* when it became a failure */
+    struct sw_ways *ways; /* while they are tried; after an error for ever: messages may come */
+    uint64_t end_ns;      /* when the end began, 0: it has not */
+    uint64_t failed_ns;   /* when it became a failure */
     uint64_t failed_elsewhere_ns; /* a process has left with a failure that nobody has reported */
     uint32_t failed_process;
     int failed_status, has_ended_groups;
@@ -66,6 +71,13 @@ void sw_world_fail(struct sw_world *w, enum sw_log_level level, int error, const
 
 /* The listener's thread, from the first call of the message library to its last. */
 void *sw_world_listen(void *world);
+
+/* Takes each way between this process and each other one once, the listener in its stage TRIES: 0;
+ * or an error, reported with the addresses of both sides where they are known. A process that is
+ * heard has 10 s to acknowledge, or half the timeout where that is less; one that is not, the
+ * timeout.
+ * Returns when all ways of all processes are sound. */
+int sw_world_try(struct sw_world *w);
 
 /* Ends the rendezvous of every group with the world's error. */
 void sw_world_end_groups(struct sw_world *w);

@@ -262,6 +262,14 @@ void *sw_world_listen(void *world) {
         enter_stage(w, SW_WORLD_HAS_ENDED, ret);
         return NULL;
     }
+    enter_stage(w, SW_WORLD_TRIES, 0);
+    ret = w->size <= SW_RANKS_MAX ? sw_world_try(w) : 0;
+    if (ret < 0) {
+        /* The others may not hear of it otherwise. */
+        w->transport->abort(1);
+        enter_stage(w, SW_WORLD_HAS_ENDED, ret);
+        return NULL;
+    }
     const uint64_t now_ns = sw_now_ns();
     for (uint32_t p = 0; p < w->size && w->size <= SW_RANKS_MAX; p++) {
         w->peers[p].told_ns = now_ns;

@@ -187,6 +187,31 @@ def srun_without_pmix_is_told_how_to_give_it():
 
 
 @t.test
+def a_way_that_loses_what_is_sent_is_told_before_anything_starts():
+    """One way only: by the process whose words do not arrive, with both addresses; both ways: by
+    whoever hears nothing."""
+    lossy = t.preload("one_way")["LD_PRELOAD"]  # opened as the plugin that it is
+    options = {"SPILLWAY_MPI_PLUGIN": lossy, "ONE_WAY_PLUGIN": PLUGIN, "timeout_s": TIMEOUT_S}
+    for processes, begin, end in ((2, 0, 1), (2, 1, 0), (3, 2, 1)):
+        run = mpirun(processes, "nothing", ONE_WAY_LOST=f"{begin}>{end}", **options)
+        t.check(run.rc not in (0, FAILED), f"{begin} to {end}: exit status {run.rc}", run)
+        told = [e for e in re.findall(r"error: .*$", run.stderr, re.M) if "one way only" in e]
+        t.equal(len(told), 1, "errors", run)
+        where = r"\S+ \(([^()]+)\)"
+        t.check(re.match(rf"error: world: process {end} on {where} is heard, and has not "
+                         rf"acknowledged within \S+ s what process {begin} on {where} sends",
+                         told[0]), told[0], run)
+        t.check("process 0 of" not in run.stdout, "something has started", run)
+        t.check(run.seconds < 2 * TIMEOUT_S + 2 * MPIRUN_S, f"{run.seconds:.1f} s", run)
+    run = mpirun(2, "nothing", ONE_WAY_LOST="0>1,1>0", **options)
+    t.check(re.search(r"error: world: nothing has come from process (0 to process 1|1 to process 0)"
+                      r" on \S+ \([^()]+\) within", run.stderr), "neither is heard", run)
+    t.check(run.rc not in (0, FAILED), f"exit status {run.rc}", run)
+    run = mpirun(2, "nothing", ONE_WAY_LOST="0>1", **{**options, "SPILLWAY_MPI_PLUGIN": PLUGIN})
+    t.equal(run.rc, 0, "exit status where nothing is lost", run)
+
+
+@t.test
 def different_calls_are_named():
     for args, text in (
             (("gather", "gather12", 2, 3), "process 1 calls all_gather of 12 bytes while process 0 "
