@@ -58,15 +58,28 @@ int sw_comm_open_self(struct sw_comm_handle *out);
  * one frees. */
 int sw_comm_open_host(struct sw_comm_handle *out, uint32_t size, double timeout_s);
 
-/* `size` ranks that are devices of this process, each used by its own thread: -ENOTSUP, unreported,
- * where the devices form no groups. carried: the only type in which reduce_scatter will be asked to
- * carry values. FP32 sums have the library's order; of values carried as BF16 they are formed as
- * above. A call that fails on the devices after it was queued is found by a thread that looks
- * for it: it reports, calls failed(), which shall stop whoever uses results, and ends what is
- * queued. */
-int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_device_handle *devices,
-                         uint32_t size, enum sw_dtype carried, double timeout_s,
-                         void (*failed)(void *ctx, int error), void *ctx);
+/* The ranks of `host` as devices of this process, each used by its own thread: -ENOTSUP,
+ * unreported, where the devices form no groups. Takes over the `count` handles in host, how the
+ * ranks meet before a call, which are closed also after an error; they are all ranks of the group
+ * in this process, one after the other. name: the group's, of device.h's make_name; where processes
+ * take part, all call this at once, and have timeout_s to come. carried: the only type in which
+ * reduce_scatter will be asked to carry values. FP32 sums have the library's order; of values
+ * carried as BF16 they are formed as above. A call that fails on the devices after it was queued is
+ * found by a thread that looks for it: it reports, calls failed(), which shall stop whoever uses
+ * results, and ends what is queued. */
+struct sw_comm_devices {
+    const struct sw_comm_handle *host;
+    const struct sw_device_handle *devices;
+    uint32_t count;
+    const void *name;
+    enum sw_dtype carried;
+    double timeout_s;
+    void (*failed)(void *ctx, int error);
+    void *ctx;
+};
+int sw_comm_open_devices(struct sw_comm_handle *out, const struct sw_comm_devices *of);
+/* All ranks in this process: host handles and a name of its own. */
+int sw_comm_open_local_devices(struct sw_comm_handle *out, const struct sw_comm_devices *of);
 
 /* What a call moves over this rank's links, in bytes: the textbook's (size - 1) / size of the
  * whole.

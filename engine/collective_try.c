@@ -11,8 +11,9 @@
 #include "base/log.h"
 
 /* A second, of looks that each come a millisecond after the one before, or later where the machine
- * is busy: who is not run has not waited. */
-enum { LOOKS_MAX = 1000, LOOK_NS = 1000000 };
+ * is busy: who is not run has not waited. Other processes have more, as nobody here sees whether
+ * they are run. */
+enum { LOOKS_MAX = 1000, LOOKS_MAX_OTHERS = 10 * LOOKS_MAX, LOOK_NS = 1000000 };
 enum { PEER_BYTES = 1 << 20 };
 
 static const char remedy[] =
@@ -21,10 +22,10 @@ static const char remedy[] =
 
 /* 0 once all that is on the stream is over; -ETIMEDOUT, not reported. */
 static int patient_wait(const struct sw_device_ops *ops, struct sw_event *event,
-                        struct sw_stream *s) {
+                        struct sw_stream *s, int looks_max) {
     int ret = ops->event_record(event, s);
     if (ret < 0) return ret;
-    for (int looks = 0; looks < LOOKS_MAX; looks++) {
+    for (int looks = 0; looks < looks_max; looks++) {
         ret = ops->event_done(event);
         if (ret != 0) return ret < 0 ? ret : 0;
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
@@ -61,7 +62,7 @@ static int try_pair(struct peers *p, uint32_t from, uint32_t to) {
     if (ret == 0)
         ret = ops->group->copy(p->streams[from], p->devices[to].device, target, p->memory[from],
                                PEER_BYTES);
-    if (ret == 0) ret = patient_wait(ops, p->events[from], p->streams[from]);
+    if (ret == 0) ret = patient_wait(ops, p->events[from], p->streams[from], LOOKS_MAX);
     if (ret == -ETIMEDOUT) {
         sw_error("GPU %u: a copy of its memory to GPU %u has not ended within a second; %s", from,
                  to, remedy);
@@ -157,6 +158,7 @@ struct trial {
     uint32_t size;
     enum sw_dtype carried;
     uint64_t bytes_max;
+    int looks_max;
     atomic_int told; /* what failed has been reported */
 };
 
@@ -225,12 +227,14 @@ static int compare(struct trial_rank *r, int kind, uint64_t piece) {
 
 /* Of all ranks that find something only the first one says so. */
 static int tell(struct trial_rank *r, int kind, int error) {
-    if (!atomic_exchange(&r->t->told, 1))
-        sw_error(error == -ETIMEDOUT
-                     ? "GPU %u: the first %s of the GPUs has not ended within a second; %s. "
-                       "NCCL_DEBUG=INFO shows where it stays; --ranks 1 does without"
-                     : "GPU %u: the first %s of the GPUs brings wrong values; %s. --ranks 1 does "
-                       "without",
+    if (atomic_exchange(&r->t->told, 1)) return error;
+    if (error == -ETIMEDOUT)
+        sw_error("GPU %u: the first %s of the GPUs has not ended within %s; %s. NCCL_DEBUG=INFO "
+                 "shows where it stays; --ranks 1 does without",
+                 r->c->rank, kinds[kind], r->t->looks_max == LOOKS_MAX ? "a second" : "10 s",
+                 remedy);
+    else
+        sw_error("GPU %u: the first %s of the GPUs brings wrong values; %s. --ranks 1 does without",
                  r->c->rank, kinds[kind], remedy);
     return error;
 }
@@ -240,7 +244,7 @@ static int try_call(struct trial_rank *r, int kind, uint64_t piece) {
     /* The first call of a kind may take the library seconds, on each rank others. */
     if (ret == 0) ret = r->c->ops->exchange(r->c->comm, NULL, NULL, 0);
     if (ret < 0) return ret;
-    ret = patient_wait(r->device->ops, r->event, r->stream);
+    ret = patient_wait(r->device->ops, r->event, r->stream, r->t->looks_max);
     if (ret == -ETIMEDOUT) return tell(r, kind, ret);
     /* What an abort has ended, which whoever aborted has reported, is over as well. */
     if (ret == 0) ret = r->c->ops->exchange(r->c->comm, NULL, NULL, 0);
@@ -288,26 +292,27 @@ static int start_trial(struct trial_rank *r) {
 }
 
 int sw_try_collectives(const struct sw_comm_handle *handles, const struct sw_device_handle *devices,
-                       struct sw_stream *const *streams, uint32_t size, enum sw_dtype carried,
+                       struct sw_stream *const *streams, uint32_t count, enum sw_dtype carried,
                        uint64_t bytes_max) {
-    assert(handles && devices && streams && size >= 1 && size <= SW_RANKS_MAX);
-    struct trial trial = {.size = size, .carried = carried, .bytes_max = bytes_max};
-    struct trial_rank *ranks = calloc(size, sizeof(*ranks));
+    assert(handles && devices && streams && count >= 1 && count <= SW_RANKS_MAX);
+    struct trial trial = {.size = handles[0].size, .carried = carried, .bytes_max = bytes_max};
+    struct trial_rank *ranks = calloc(count, sizeof(*ranks));
     if (!ranks) return -ENOMEM;
+    trial.looks_max = count < trial.size ? LOOKS_MAX_OTHERS : LOOKS_MAX;
     int ret = 0;
-    for (uint32_t i = 0; i < size && ret == 0; i++) {
+    for (uint32_t i = 0; i < count && ret == 0; i++) {
         ranks[i] = (struct trial_rank){
             .t = &trial, .c = &handles[i], .device = &devices[i], .stream = streams[i]};
         ret = open_trial(&ranks[i]);
     }
-    for (uint32_t i = 0; i < size && ret == 0; i++) ret = start_trial(&ranks[i]);
+    for (uint32_t i = 0; i < count && ret == 0; i++) ret = start_trial(&ranks[i]);
     if (ret < 0) handles[0].ops->abort(handles[0].comm, ret);
-    for (uint32_t i = 0; i < size; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         if (!ranks[i].started) continue;
         pthread_join(ranks[i].thread, NULL);
         if (ret == 0) ret = ranks[i].ret;
     }
-    for (uint32_t i = 0; i < size; i++) close_trial(&ranks[i]);
+    for (uint32_t i = 0; i < count; i++) close_trial(&ranks[i]);
     free(ranks);
     return ret;
 }

@@ -17,10 +17,11 @@ int sw_try_peers(const struct sw_device_handle *devices, struct sw_stream *const
                  uint32_t size);
 
 /* Makes each kind of data call once for each of some sizes up to bytes_max (of the whole), as NCCL
- * makes what a kind needs at its first call, by sizes. handles, devices and streams: by rank. Wrong
+ * makes what a kind needs at its first call, by sizes. handles, devices and streams: of the `count`
+ * ranks here, which are of one group, or of groups of one size; other processes call it, too. Wrong
  * bytes: -EIO; a call that does not end: -ETIMEDOUT; the group is aborted then. */
 int sw_try_collectives(const struct sw_comm_handle *handles, const struct sw_device_handle *devices,
-                       struct sw_stream *const *streams, uint32_t size, enum sw_dtype carried,
+                       struct sw_stream *const *streams, uint32_t count, enum sw_dtype carried,
                        uint64_t bytes_max);
 
 #endif

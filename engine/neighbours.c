@@ -11,7 +11,7 @@
 #include "offload/core_share.h"
 
 /* Containers of a machine have names of their own, and its cores in common. */
-static uint64_t hash_machine(void) {
+uint64_t sw_neighbours_machine(void) {
     char text[256] = "";
     const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     const ssize_t got = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
@@ -60,7 +60,7 @@ static void part_memory(const struct sw_neighbour *all, uint32_t count, uint32_t
 
 int sw_neighbours_part(const struct sw_comm_handle *channel, struct sw_topology *topology) {
     struct sw_neighbour all[SW_RANKS_MAX];
-    const struct sw_neighbour mine = {hash_machine(),
+    const struct sw_neighbour mine = {sw_neighbours_machine(),
                                       XXH3_64bits(topology->cpu_list, strlen(topology->cpu_list)),
                                       topology->memory_group};
     int ret = channel->ops->exchange(channel->comm, all, &mine, sizeof(mine));

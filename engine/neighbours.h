@@ -11,6 +11,9 @@
 #include "engine/collective.h"
 #include "offload/topology.h"
 
+/* Of the machine: the same for all processes on it. */
+uint64_t sw_neighbours_machine(void);
+
 /* What a process tells the others of itself. */
 struct sw_neighbour {
     uint64_t machine, mask, memory_group;

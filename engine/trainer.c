@@ -55,11 +55,13 @@ static void resolve_steps(struct sw_trainer *t) {
     o->overlap = sw_overlap_of(o);
 }
 
-/* What computes, and between GPUs what sums. */
+/* What computes, and between GPUs what sums, which may take other ways on several machines. */
 static void describe_operators(const struct sw_trainer *t, char *out, size_t size) {
     const struct sw_device_handle *d = &t->ranks[0].device;
-    const int length = snprintf(out, size, "%s", d->ops->numerics(d->device));
-    if (d->ops->group && t->rank_count > 1 && length > 0 && (size_t)length < size)
+    int length = snprintf(out, size, "%s", d->ops->numerics(d->device));
+    if (t->machines > 1 && t->options.reduce_dtype == SW_FP32)
+        length += snprintf(out + length, size - (size_t)length, ", %u machines", t->machines);
+    if (d->ops->group && t->world_ranks > 1 && length > 0 && (size_t)length < size)
         d->ops->group->numerics(t->options.reduce_dtype, out + length, size - (size_t)length);
 }
 

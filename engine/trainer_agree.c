@@ -123,6 +123,9 @@ int sw_trainer_agree_to_meet(struct sw_trainer *t) {
     put_given(&text, "--resume", o->resume);
     put_given(&text, "--restart", o->restart);
     put_given(&text, "--import", o->import_dir != NULL);
+    /* What groups of GPUs are made of. */
+    put(&text, "--shard", "%s", o->shard_in_node ? "node" : "world");
+    put(&text, "--reduce-dtype", "%s", sw_dtype_name(o->reduce_dtype));
     return compare(t, &text);
 }
 

@@ -17,13 +17,11 @@
 static int choose_device(struct sw_trainer *t) {
     struct sw_train_options *o = &t->options;
     sw_train_settle_device(o, 1);
-    if (o->device == SW_DEVICE_HOST) return 0;
+    const int ret = sw_trainer_agree_on_kind(t);
+    if (ret < 0 || o->device == SW_DEVICE_HOST) return ret;
     const int count = sw_device_cuda_count();
     if (count < 0) return count;
-    if (t->world) {
-        sw_error("--device cuda: GPUs train in one process, with --ranks up to %d here", count);
-        return -ENOTSUP;
-    }
+    if (t->world) return sw_trainer_choose_gpus(t, (uint32_t)count);
     if (o->ranks > (uint32_t)count) {
         sw_error("--ranks %u: there %s %d GPU%s, one for each rank", o->ranks,
                  count == 1 ? "is" : "are", count, count == 1 ? "" : "s");
@@ -38,7 +36,8 @@ static int open_context(struct sw_rank *r) {
     const struct sw_trainer *t = r->t;
     const struct sw_host_device_options host = {
         .threads = t->options.device_threads, .adam = sw_trainer_host_adam, .adam_ctx = r->t};
-    const struct sw_cuda_device_options cuda = {.index = (int)r->index, .loads_later = 1};
+    const struct sw_cuda_device_options cuda = {.index = (int)(t->first_gpu + r->index),
+                                                .loads_later = 1};
     const int ret = t->options.device == SW_DEVICE_HOST ? sw_device_host_open(&r->device, &host)
                                                         : sw_device_cuda_open(&r->device, &cuda);
     return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
@@ -74,87 +73,26 @@ static int on_all_ranks(struct sw_trainer *t, int (*step)(struct sw_rank *)) {
 
 /* ---- between ranks ---- */
 
-static void list_devices(const struct sw_trainer *t, struct sw_device_handle *devices) {
+void sw_trainer_list_devices(const struct sw_trainer *t, struct sw_device_handle *devices) {
     for (uint32_t i = 0; i < t->rank_count; i++) devices[i] = t->ranks[i].device;
 }
 
 static int try_peers(const struct sw_trainer *t) {
     struct sw_device_handle devices[SW_RANKS_MAX];
     struct sw_stream *streams[SW_RANKS_MAX];
-    list_devices(t, devices);
+    sw_trainer_list_devices(t, devices);
     for (uint32_t i = 0; i < t->rank_count; i++) streams[i] = t->ranks[i].stream;
     return sw_try_peers(devices, streams, t->rank_count);
 }
 
-/* From a thread of the group's. */
-static void gpus_failed(void *ctx, int error) {
-    struct sw_trainer *t = ctx;
-    pthread_mutex_lock(&t->executor_lock);
-    if (t->executor && !t->executor_closes) sw_executor_abort(t->executor, error);
-    pthread_mutex_unlock(&t->executor_lock);
-}
-
-static int open_gpus(struct sw_trainer *t, struct sw_comm_handle *handles) {
-    struct sw_device_handle devices[SW_RANKS_MAX];
-    list_devices(t, devices);
-    const int ret = sw_comm_open_devices(handles, devices, t->rank_count, t->options.reduce_dtype,
-                                         t->options.rank_timeout_s, gpus_failed, t);
-    if (ret == -ENOTSUP)
-        sw_error("--ranks %u: the CUDA plugin was built without NCCL, which GPUs need to train "
-                 "together; install it and build again",
-                 t->options.ranks);
-    return ret;
-}
-
-/* Of what one call of a step moves, the most. */
-static uint64_t largest_call(const struct sw_trainer *t) {
-    uint64_t most = 0;
-    for (uint32_t u = 0; u < t->model.unit_count; u++) {
-        const uint64_t weights = t->shard_elements[u] * sw_dtype_bytes(t->options.dtype);
-        const uint64_t sums = t->trained_elements[u] * sizeof(float);
-        if (weights > most) most = weights;
-        if (sums > most) most = sums;
-    }
-    return most * t->shards;
-}
-
-static int open_gpu_group(struct sw_trainer *t) {
-    struct sw_comm_handle handles[SW_RANKS_MAX];
-    struct sw_device_handle devices[SW_RANKS_MAX];
-    struct sw_stream *streams[SW_RANKS_MAX];
-    if (t->options.device == SW_DEVICE_HOST || t->shards == 1) return 0;
-    const int ret = open_gpus(t, handles);
-    if (ret < 0) return ret;
-    list_devices(t, devices);
-    for (uint32_t i = 0; i < t->rank_count; i++) {
-        t->ranks[i].comm = handles[i];
-        streams[i] = t->ranks[i].lanes[SW_LANE_COMM];
-    }
-    return sw_try_collectives(handles, devices, streams, t->rank_count, t->options.reduce_dtype,
-                              largest_call(t));
-}
-
-int sw_trainer_open_group(struct sw_trainer *t) {
-    struct sw_comm_handle handles[SW_RANKS_MAX];
-    const double timeout_s = t->options.rank_timeout_s;
-    int ret = 0;
-    if (t->options.device != SW_DEVICE_HOST) return 0; /* theirs is there already */
-    if (t->shards > 1) {
-        ret = t->shards > t->rank_count
-                  ? sw_world_ranks(t->world, handles, t->rank_count, timeout_s)
-                  : sw_comm_open_host(handles, t->rank_count, timeout_s);
-        for (uint32_t i = 0; i < t->rank_count && ret == 0; i++) t->ranks[i].comm = handles[i];
-    }
-    for (uint32_t i = 0; i < t->rank_count && t->replicas > 1 && ret == 0; i++)
-        ret = sw_world_ranks(t->world, &t->ranks[i].across, 1, timeout_s);
-    return ret < 0 ? ret : sw_world_warm_up(t->world, timeout_s);
-}
-
 /* ---- what is left ---- */
 
-/* Each rank's is that of the fullest GPU. A part stays free: to register host memory takes some,
- * for the tables in which the device finds it. */
-static void measure_memory(struct sw_trainer *t) {
+/* Each rank's is that of the fullest GPU, of all processes. A part stays free: to register host
+ * memory takes some, for the tables in which the device finds it. */
+static int measure_memory(struct sw_trainer *t) {
+    struct {
+        uint64_t least, taken;
+    } all[SW_RANKS_MAX], mine;
     uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < t->rank_count; i++) {
         const struct sw_device_handle *d = &t->ranks[i].device;
@@ -163,8 +101,17 @@ static void measure_memory(struct sw_trainer *t) {
         if (available < least) least = available;
         if (taken > t->taken_bytes) t->taken_bytes = taken;
     }
+    mine.least = least;
+    mine.taken = t->taken_bytes;
+    const int ret = sw_trainer_share(t, CHANNEL_MAIN, all, &mine, sizeof(mine));
+    if (ret < 0) return ret;
+    for (uint32_t p = 0; p < sw_world_size(t->world); p++) {
+        if (all[p].least < least) least = all[p].least;
+        if (all[p].taken > t->taken_bytes) t->taken_bytes = all[p].taken;
+    }
     if (t->options.device_memory_bytes == 0 && least < UINT64_MAX)
         t->options.device_memory_bytes = t->taken_bytes + least - least / 16;
+    return 0;
 }
 
 static_assert((int)SW_NODE_RANKS_MAX >= (int)SW_RANKS_MAX, "any rank has a node");
@@ -201,13 +148,13 @@ static int open_ranks(struct sw_trainer *t) {
         t->ranks[i].shard = (t->first_rank + i) % t->shards;
     }
     int ret = on_all_ranks(t, open_context);
+    if (ret == 0) ret = sw_trainer_compare_gpus(t);
     if (ret == 0) ret = try_peers(t);
     if (ret == 0) ret = on_all_ranks(t, load);
     if (ret == 0) ret = on_all_ranks(t, open_streams);
     if (ret == 0) ret = on_all_ranks(t, make_products);
-    if (ret == 0) ret = open_gpu_group(t);
-    if (ret == 0) measure_memory(t);
-    return ret;
+    if (ret == 0) ret = sw_trainer_open_gpu_group(t);
+    return ret < 0 ? ret : measure_memory(t);
 }
 
 int sw_trainer_open_devices(struct sw_trainer *t) {
@@ -232,7 +179,7 @@ void sw_trainer_settle(struct sw_trainer *t, int settled) {
 void sw_trainer_close_devices(struct sw_trainer *t) {
     for (uint32_t i = 0; t->ranks && i < t->rank_count; i++) {
         struct sw_rank *r = &t->ranks[i];
-        if (r->comm.comm) r->comm.ops->close(r->comm.comm);
+        sw_trainer_close_groups(r);
         if (!r->device.device) continue;
         if (r->stream) r->device.ops->stream_destroy(r->stream);
         for (int lane = 0; lane < SW_DEVICE_LANES; lane++)

@@ -1,10 +1,10 @@
 /* engine/trainer_internal.h - the run's state, shared by the trainer's files: trainer.c (life),
- * trainer_devices.c (devices and groups), trainer_memory.c (pools), trainer_load.c (what they begin
- * with, and weights in and out of their tiers), trainer_store.c (the store and its commits),
- * trainer_result.c (a result that is there), trainer_agree.c (one run for all processes),
- * trainer_import.c (a begin from an export), trainer_spill.c (what else is on NVMe),
- * trainer_lanes.c and trainer_compute.c (what each task does), trainer_run.c (the loop, evaluation
- * and saving).
+ * trainer_devices.c (devices), trainer_groups.c (what ranks do together), trainer_memory.c (pools),
+ * trainer_load.c (what they begin with, and weights in and out of their tiers), trainer_store.c
+ * (the store and its commits), trainer_result.c (a result that is there), trainer_agree.c (one run
+ * for all processes), trainer_import.c (a begin from an export), trainer_spill.c (what else is on
+ * NVMe), trainer_lanes.c and trainer_compute.c (what each task does), trainer_run.c (the loop,
+ * evaluation and saving).
  *
  * Ownership between threads: a step's record is set up by the trainer's thread before its turn is
  * pushed; each field is then written by one lane and read by lanes that wait for it, and by the
@@ -190,6 +190,8 @@ struct sw_trainer {
     struct sw_world *world; /* the processes of the run; NULL: this one alone */
     struct sw_comm_handle channels[CHANNEL_COUNT];
     uint32_t world_ranks, first_rank; /* of all processes; the first one here */
+    uint32_t first_gpu;               /* this process's, of those that it sees */
+    uint32_t machines;                /* that GPUs of several processes are on; else 0 */
     uint32_t shards, replicas;        /* world_ranks in all */
     int stop_agreed; /* the signal that some process was asked to stop by; 0: none was */
     int failed;
@@ -360,11 +362,21 @@ static inline char *sw_weights_at(const struct sw_rank *r, const struct sw_chunk
 /* trainer_devices.c: opens the ranks' devices and makes them ready, up to their first calls of each
  * kind, and measures what that has left. */
 int sw_trainer_open_devices(struct sw_trainer *t);
-/* How ranks of the host device meet, last of all: processes wait for each other there. */
-int sw_trainer_open_group(struct sw_trainer *t);
+void sw_trainer_list_devices(const struct sw_trainer *t, struct sw_device_handle *devices);
 /* From 1 to 0 the devices are asked for nothing but a run's work (settle of kernels/device.h). */
 void sw_trainer_settle(struct sw_trainer *t, int settled);
 void sw_trainer_close_devices(struct sw_trainer *t);
+
+/* trainer_groups.c: whether all processes train on the same kind of device; this one's GPUs, of
+ * `count` that it sees; and, once they are open, whether no GPU has two ranks. Reported. */
+int sw_trainer_agree_on_kind(struct sw_trainer *t);
+int sw_trainer_choose_gpus(struct sw_trainer *t, uint32_t count);
+int sw_trainer_compare_gpus(struct sw_trainer *t);
+/* How GPUs meet, and a try of it. */
+int sw_trainer_open_gpu_group(struct sw_trainer *t);
+/* How ranks of the host device meet, last of all: processes wait for each other there. */
+int sw_trainer_open_group(struct sw_trainer *t);
+void sw_trainer_close_groups(const struct sw_rank *r);
 
 /* trainer_memory.c: what ranks have of every unit, before there are devices; sizes; allocation. */
 int sw_trainer_cut(struct sw_trainer *t);

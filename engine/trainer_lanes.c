@@ -599,8 +599,11 @@ static void lane_waits(void *ctx, enum sw_lane other, int begins) {
 /* A rank that waits for the others in a collective must not wait for ever. */
 static void lanes_abort(void *ctx, int error) {
     struct sw_trainer *t = ctx;
-    for (uint32_t i = 0; i < t->rank_count; i++)
-        if (t->ranks[i].comm.comm) t->ranks[i].comm.ops->abort(t->ranks[i].comm.comm, error);
+    for (uint32_t i = 0; i < t->rank_count; i++) {
+        const struct sw_comm_handle *comms[] = {&t->ranks[i].comm, &t->ranks[i].across};
+        for (int k = 0; k < 2; k++)
+            if (comms[k]->comm) comms[k]->ops->abort(comms[k]->comm, error);
+    }
     sw_world_abort(t->world, error);
 }
 

@@ -9,7 +9,7 @@
 #define SW_CUDA_PLUGIN_SYMBOL "sw_cuda_plugin"
 
 /* To be raised with every change of kernels/device.h that its sizes below do not show. */
-enum { SW_CUDA_PLUGIN_VERSION = 3 };
+enum { SW_CUDA_PLUGIN_VERSION = 4 };
 
 /* level: enum sw_log_level. */
 typedef void (*sw_cuda_plugin_log)(int level, const char *line);

@@ -82,10 +82,11 @@ struct sw_gemm {
     uint64_t ldc;
 };
 
-enum { SW_DEVICE_GROUP_MAX = 64 };
+enum { SW_DEVICE_GROUP_MAX = 64, SW_DEVICE_GROUP_NAME_BYTES = 128 };
 
-/* Devices of one process that move data between them. A call is made by a thread for each device,
- * by all with the same sizes in the same order, and is queued on a stream of that device. */
+/* Devices that move data between them, of one process or of several. A call is made by a thread for
+ * each device, by all with the same sizes in the same order, and is queued on a stream of that
+ * device. */
 struct sw_device_group; /* one device's part */
 struct sw_device_group_ops {
     /* Lets each of the devices read and write the others' memory without a detour, where the
@@ -98,9 +99,14 @@ struct sw_device_group_ops {
     /* No direct way is to be trusted: copies and the groups opened from now on go through the
      * host's memory. Before the first group. */
     int (*detour)(struct sw_device *const *devices, uint32_t size, const uint8_t *direct);
-    /* carried: the type in which reduce_scatter will move what it sums. */
-    int (*open)(struct sw_device *const *devices, uint32_t size, enum sw_dtype carried,
-                struct sw_device_group **out);
+    /* name [SW_DEVICE_GROUP_NAME_BYTES]: one for a group that is to be opened, made by one process
+     * for all that take part. */
+    int (*make_name)(void *name);
+    /* The ranks [first, first + count) of `size`, which these devices are: fills out[0..count).
+     * Waits, for ever if need be, until all ranks of that name are there. carried: the type in
+     * which reduce_scatter will move what it sums. */
+    int (*open)(struct sw_device *const *devices, uint32_t count, uint32_t first, uint32_t size,
+                const void *name, enum sw_dtype carried, struct sw_device_group **out);
     void (*close)(struct sw_device_group *g); /* each its own; NULL is fine */
     /* out [size][bytes]; `in` may be this device's own place in `out`. */
     int (*all_gather)(struct sw_device_group *g, struct sw_stream *s, void *out, const void *in,

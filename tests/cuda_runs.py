@@ -277,13 +277,13 @@ def a_run_starts_in_an_order():
             calls = calls_of(path)
             calls = calls[:first(calls, "cudaProfilerStop")]
             steps = ["cudaGetDeviceProperties", "cudaDeviceEnablePeerAccess", "cublasLtCreate",
-                     "cublasLtMatmulAlgoGetHeuristic", "ncclCommInitAll"]
+                     "cublasLtMatmulAlgoGetHeuristic", "ncclCommInitRank"]
             for before, after in zip(steps, steps[1:]):
                 t.check(last(calls, before) < first(calls, after), f"{before}, {after}", run)
-            measured = first(calls[last(calls, "ncclCommInitAll"):], "cudaMemGetInfo")
-            measured += last(calls, "ncclCommInitAll")
+            measured = first(calls[last(calls, "ncclCommInitRank"):], "cudaMemGetInfo")
+            measured += last(calls, "ncclCommInitRank")
             # The trial of collectives gives its memory back before it is measured.
-            t.check(last(calls[:measured], "cudaFree") > last(calls, "ncclCommInitAll"), "tries",
+            t.check(last(calls[:measured], "cudaFree") > last(calls, "ncclCommInitRank"), "tries",
                     run)
             arenas = [last(calls, "cudaMalloc", r) for r in ranks]
             for r in ranks:

@@ -103,6 +103,27 @@ static void wrong_bytes_take_the_way_through_the_host(void **state) {
     assert_string_equal(log_text(), "");
 }
 
+/* Every pair both ways: what comes back may be right all the same. */
+static void one_direction_alone_is_found(void **state) {
+    (void)state;
+    if (!ops->group) skip();
+    for (int from = 0; from < DEVICES; from++)
+        for (int to = 0; to < DEVICES; to++) {
+            char setting[32], says[80];
+            if (from == to) continue;
+            log_catch();
+            unsetenv("NCCL_P2P_DISABLE");
+            snprintf(setting, sizeof(setting), "wrong:%d>%d", from, to);
+            snprintf(says, sizeof(says),
+                     "warning: GPU %d brings wrong bytes into the memory of GPU %d", from, to);
+            setenv("STANDIN_PEER", setting, 1);
+            assert_int_equal(sw_try_peers(devices, streams, DEVICES), 0);
+            assert_non_null(strstr(log_text(), says));
+            assert_non_null(strstr(log_text(), "switch ACS off"));
+            assert_string_equal(getenv("NCCL_P2P_DISABLE"), "1");
+        }
+}
+
 static void bytes_that_stay_wrong_are_refused(void **state) {
     (void)state;
     if (!ops->group) skip();
@@ -116,9 +137,9 @@ static void bytes_that_stay_wrong_are_refused(void **state) {
 static void a_copy_that_never_ends_is_given_up(void **state) {
     (void)state;
     if (!ops->group) skip();
-    setenv("STANDIN_PEER", "hang", 1);
+    setenv("STANDIN_PEER", "hang:2>1", 1); /* the other way is sound */
     assert_int_equal(sw_try_peers(devices, streams, DEVICES), -ETIMEDOUT);
-    assert_reported("GPU 0: a copy of its memory to GPU 1 has not ended within a second");
+    assert_reported("GPU 2: a copy of its memory to GPU 1 has not ended within a second");
 }
 
 /* ---- groups ---- */
@@ -130,8 +151,12 @@ static void group_failed(void *ctx, int error) {
 }
 
 static void open_group(struct sw_comm_handle *handles, enum sw_dtype carried) {
-    assert_int_equal(
-        sw_comm_open_devices(handles, devices, DEVICES, carried, 20, group_failed, NULL), 0);
+    const struct sw_comm_devices of = {.devices = devices,
+                                       .count = DEVICES,
+                                       .carried = carried,
+                                       .timeout_s = 20,
+                                       .failed = group_failed};
+    assert_int_equal(sw_comm_open_local_devices(handles, &of), 0);
 }
 
 static void close_group(struct sw_comm_handle *handles) {
@@ -441,6 +466,7 @@ int main(void) {
         TEST(a_device_knows_where_it_is),
         TEST(copies_between_devices_are_tried),
         TEST(wrong_bytes_take_the_way_through_the_host),
+        TEST(one_direction_alone_is_found),
         TEST(bytes_that_stay_wrong_are_refused),
         TEST(calls_of_groups_are_tried),
         TEST(a_call_of_a_group_that_never_ends_is_aborted),

@@ -145,12 +145,16 @@ static int run_all(struct rank *all, uint32_t ranks) {
 int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int on_gpus,
                    uint64_t bytes, double seconds, double *gather, double *scatter) {
     struct sw_comm_handle comms[SW_RANKS_MAX] = {{0}};
+    const struct sw_comm_devices gpus = {.devices = devices,
+                                         .count = ranks,
+                                         .carried = SW_FP32,
+                                         .timeout_s = TIMEOUT_S,
+                                         .failed = failed};
     struct rank *all = calloc(ranks, sizeof(*all));
     int ret = all ? 0 : -ENOMEM;
     if (ret == 0)
-        ret = on_gpus
-                  ? sw_comm_open_devices(comms, devices, ranks, SW_FP32, TIMEOUT_S, failed, NULL)
-                  : sw_comm_open_host(comms, ranks, TIMEOUT_S);
+        ret = on_gpus ? sw_comm_open_local_devices(comms, &gpus)
+                      : sw_comm_open_host(comms, ranks, TIMEOUT_S);
     if (ret == -ENOTSUP) sw_error("bench: the devices form no group, so no ranks are measured");
     for (uint32_t i = 0; all && i < ranks; i++) {
         all[i].device = &devices[i];

@@ -1,15 +1,16 @@
-/* kernels/cuda/group_nccl.c - the devices of one process as a group: copies between two of them,
- * and NCCL's collectives on their streams.
+/* kernels/cuda/group_nccl.c - devices as a group: copies between two of one process, and NCCL's
+ * collectives on the streams of all.
  *
- * One communicator for each device, made together; each is used by one thread at a time, beside one
- * that polls. An FP32 sum's order is NCCL's own, the same for equal sizes, devices and version.
- * What is carried as BF16 is not summed by NCCL, which would round at every hop: each rank rounds
- * its values, block by block, sends every other rank its piece, and adds up what has come in the
- * ranks' order. */
+ * One communicator for each device, those of a process made together; each is used by one thread at
+ * a time, beside one that polls. An FP32 sum's order is NCCL's own, the same for equal sizes,
+ * devices and version. What is carried as BF16 is not summed by NCCL, which would round at every
+ * hop: each rank rounds its values, block by block, sends every other rank its piece, and adds up
+ * what has come in the ranks' order. */
 #include <assert.h>
 #include <errno.h>
 #include <nccl.h>
 #include <stdlib.h>
+#include <string.h>
 #include "base/log.h"
 #include "kernels/cuda/cuda_internal.h"
 #include "kernels/cuda/launchers.h"
@@ -122,22 +123,46 @@ static int make_part(struct sw_device *d, uint32_t rank, uint32_t size, enum sw_
     return 0;
 }
 
-static int group_open(struct sw_device *const *devices, uint32_t size, enum sw_dtype carried,
-                      struct sw_device_group **out) {
-    int indices[SW_DEVICE_GROUP_MAX] = {0}, ret = 0;
-    ncclComm_t comms[SW_DEVICE_GROUP_MAX];
-    assert(size >= 1 && size <= SW_DEVICE_GROUP_MAX);
-    for (uint32_t i = 0; i < size; i++) {
-        indices[i] = devices[i]->index;
-        out[i] = NULL;
+static_assert(sizeof(ncclUniqueId) == SW_DEVICE_GROUP_NAME_BYTES, "NCCL's id is the name");
+
+static int group_make_name(void *name) {
+    const ncclResult_t result = ncclGetUniqueId(name);
+    if (result == ncclSuccess) return 0;
+    sw_error("CUDA: NCCL names no group: %s; NCCL_SOCKET_IFNAME chooses the network that it uses, "
+             "NCCL_DEBUG=INFO shows what it finds",
+             ncclGetErrorString(result));
+    return -EIO;
+}
+
+/* A group of calls that was begun is ended, whatever happens. An error that is not NCCL's is told
+ * to it by a call that it refuses, or it would wait for a rank that does not come. */
+static int make_comms(struct sw_device_group *const *parts, uint32_t count, const void *name) {
+    static const char what[] = "to bring the devices together";
+    ncclUniqueId id;
+    memcpy(&id, name, sizeof(id));
+    int ret = check(parts[0], ncclGroupStart(), what);
+    if (ret < 0) return ret;
+    for (uint32_t i = 0; i < count && ret == 0; i++) {
+        struct sw_device_group *g = parts[i];
+        const int entered = sw_cuda_enter(g->device);
+        const int size = entered == 0 ? (int)g->size : 0;
+        const ncclResult_t result = ncclCommInitRank(&g->comm, size, id, (int)g->rank);
+        ret = entered < 0 ? entered : check(g, result, what);
     }
-    for (uint32_t i = 0; i < size && ret == 0; i++)
-        ret = make_part(devices[i], i, size, carried, &out[i]);
-    if (ret == 0)
-        ret = check(out[0], ncclCommInitAll(comms, (int)size, indices),
-                    "to bring the devices together");
-    for (uint32_t i = 0; i < size && ret < 0; i++) free_part(out[i]);
-    for (uint32_t i = 0; i < size && ret == 0; i++) out[i]->comm = comms[i];
+    const ncclResult_t ended = ncclGroupEnd();
+    return ret < 0 ? ret : check(parts[0], ended, what);
+}
+
+static int group_open(struct sw_device *const *devices, uint32_t count, uint32_t first,
+                      uint32_t size, const void *name, enum sw_dtype carried,
+                      struct sw_device_group **out) {
+    int ret = 0;
+    assert(count >= 1 && first + count <= size && size <= SW_DEVICE_GROUP_MAX);
+    for (uint32_t i = 0; i < count; i++) out[i] = NULL;
+    for (uint32_t i = 0; i < count && ret == 0; i++)
+        ret = make_part(devices[i], first + i, size, carried, &out[i]);
+    if (ret == 0) ret = make_comms(out, count, name);
+    for (uint32_t i = 0; i < count && ret < 0; i++) free_part(out[i]);
     return ret;
 }
 
@@ -228,6 +253,7 @@ const struct sw_device_group_ops sw_cuda_group_ops = {
     .connect = group_connect,
     .copy = group_copy,
     .detour = group_detour,
+    .make_name = group_make_name,
     .open = group_open,
     .close = group_close,
     .all_gather = group_gather,

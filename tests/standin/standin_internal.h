@@ -117,12 +117,16 @@ void finish(const StreamPtr &stream);     /* all that was submitted to it so far
 bool coin(unsigned one_in);               /* from the streams' seed */
 bool has_worked(const StreamPtr &stream); /* more than events was ever put on it */
 
-/* run: once, by the last part to come to the front of its stream. */
+/* run: once, by the last part to come to the front of its stream. Where other processes take part
+ * (may_begin is set), begin comes before it, as soon as may_begin says so, and run once is_ready.
+ */
 struct Meeting {
-    uint32_t parts = 0;              /* that it needs */
+    uint32_t parts = 0;              /* that it needs, in this process */
     std::vector<StreamPtr> streams;  /* of those that were submitted */
     std::vector<uint64_t> positions; /* theirs in these streams */
-    std::function<void()> run;
+    std::function<bool()> may_begin, is_ready;
+    std::function<void()> begin, run;
+    bool begun = false;
     bool abandoned = false; /* its parts end without it */
 };
 void submit_part(const StreamPtr &stream, const std::shared_ptr<Meeting> &meeting);

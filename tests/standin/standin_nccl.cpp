@@ -1,48 +1,30 @@
-/* tests/standin/standin_nccl.cpp - NCCL for the devices of one process: collectives as meetings of
- * streams.
+/* tests/standin/standin_nccl.cpp - NCCL for devices of one process, or of several on one machine:
+ * collectives as meetings of streams.
  *
  * A call returns when its part is queued. It runs when every rank's part has come to the front of
  * its stream, so a rank that does not call, or waits for the others first, hangs here as it does on
  * GPUs. Parts that do not belong together stop the program. Sums go round the ring as NCCL's do:
- * the piece of rank r begins with rank r + 1, and BF16 sums are rounded at each hop. What ranks
+ * the piece of rank r begins with rank r + 1, and BF16 sums are rounded at each hop. Processes meet
+ * when the parts of all their ranks have, on a board (standin_board.cpp). What ranks
  * send each other within a group of calls is one meeting of all ranks: each has to take part, and a
  * message and its receiver to be of one size.
  *
  * STANDIN_NCCL_FAIL=N: call N of each communicator (from 1) never ends, and is an asynchronous
  * error, until the communicator is aborted. STANDIN_NCCL=hang: none ends, without an error;
  * STANDIN_NCCL=wrong: the last byte that a rank gets from others is wrong. */
-#include <nccl.h>
-
-#include "standin_internal.h"
+#include "standin_nccl.h"
 
 #include <cstdlib>
 #include <map>
 
+using namespace standin;
+
+namespace standin {
+const char *const operation_names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast",
+                                       "an exchange"};
+} // namespace standin
+
 namespace {
-enum Operation { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, EXCHANGE };
-const char *const names[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast",
-                             "an exchange"};
-
-/* A message of a rank, or one that it expects. */
-struct Message {
-    ncclComm *comm;
-    int peer;
-    bool is_sent;
-    void *at;
-    size_t bytes;
-    cudaStream_t stream;
-};
-
-struct Call {
-    Operation op;
-    size_t count;
-    ncclDataType_t type;
-    int root, ranks;
-    std::vector<const void *> in;
-    std::vector<void *> out;
-    std::vector<std::vector<Message>> messages; /* EXCHANGE: by rank */
-};
-
 struct Team {
     std::mutex lock;
     int size = 0;
@@ -54,6 +36,8 @@ struct Team {
     };
     std::map<uint64_t, Meet> open; /* by number, until every rank has called */
     std::vector<std::shared_ptr<standin::Meeting>> submitted;
+    int local = 0;                /* ranks of this process */
+    std::shared_ptr<Board> board; /* none: these are all */
 };
 } // namespace
 
@@ -68,6 +52,14 @@ thread_local int group_depth = 0;
 thread_local std::vector<std::function<ncclResult_t()>> group_calls;
 thread_local std::vector<Message> group_messages;
 thread_local ncclResult_t group_error = ncclSuccess;
+
+/* Communicators that are being made, where the caller wants them. */
+struct Init {
+    ncclComm_t *out;
+    ncclComm *comm;
+    ncclUniqueId id;
+};
+thread_local std::vector<Init> group_inits;
 
 size_t bytes_of(ncclDataType_t type) {
     switch (type) {
@@ -109,23 +101,32 @@ std::vector<char> ring_sum(const Call &c, size_t first, size_t count, int begin)
     return out;
 }
 
+std::vector<Sent> sent_by(const Call &c, const Board *board, int rank) {
+    std::vector<Sent> all;
+    if (!c.is_here[(size_t)rank]) return board_sent(*board, rank);
+    for (const Message &m : c.messages[(size_t)rank])
+        if (m.is_sent) all.push_back({m.peer, static_cast<const char *>(m.at), m.bytes});
+    return all;
+}
+
 /* The n-th message from one rank to another meets the n-th that this one expects of it. */
-void deliver(const Call &c) {
+void deliver(const Call &c, const Board *board) {
     for (int to = 0; to < c.ranks; to++)
-        for (int from = 0; from < c.ranks; from++) {
-            std::vector<const Message *> sent, awaited;
-            for (const Message &m : c.messages[(size_t)from])
-                if (m.is_sent && m.peer == to) sent.push_back(&m);
+        for (int from = 0; from < c.ranks && c.is_here[(size_t)to]; from++) {
+            std::vector<Sent> sent;
+            std::vector<const Message *> awaited;
+            for (const Sent &m : sent_by(c, board, from))
+                if (m.peer == to) sent.push_back(m);
             for (const Message &m : c.messages[(size_t)to])
                 if (!m.is_sent && m.peer == from) awaited.push_back(&m);
             if (sent.size() != awaited.size())
                 standin::die("NCCL: rank %d sends %zu messages to rank %d, which expects %zu", from,
                              sent.size(), to, awaited.size());
             for (size_t i = 0; i < sent.size(); i++) {
-                if (sent[i]->bytes != awaited[i]->bytes)
+                if (sent[i].bytes != awaited[i]->bytes)
                     standin::die("NCCL: rank %d sends %zu bytes to rank %d, which expects %zu",
-                                 from, sent[i]->bytes, to, awaited[i]->bytes);
-                memcpy(awaited[i]->at, sent[i]->at, sent[i]->bytes);
+                                 from, sent[i].bytes, to, awaited[i]->bytes);
+                memcpy(awaited[i]->at, sent[i].at, sent[i].bytes);
             }
         }
 }
@@ -135,22 +136,24 @@ void damage(const Call &c) {
     for (int r = 0; r < c.ranks; r++) {
         const size_t bytes = c.count * bytes_of(c.type);
         const size_t last = c.op == ALL_GATHER ? (size_t)(c.ranks - (r == c.ranks - 1)) : 1;
-        if (c.op != EXCHANGE && bytes) static_cast<char *>(c.out[(size_t)r])[last * bytes - 1] ^= 1;
+        if (c.op != EXCHANGE && bytes && c.is_here[(size_t)r])
+            static_cast<char *>(c.out[(size_t)r])[last * bytes - 1] ^= 1;
         for (const Message &m : c.messages[(size_t)r])
             if (!m.is_sent && m.bytes) static_cast<char *>(m.at)[m.bytes - 1] ^= 1;
     }
 }
 
 /* Everything is read before anything is written: buffers may be in place. */
-void run_call(const Call &c) {
+void run_call(const Call &c, const Board *board) {
     if (c.op == EXCHANGE) {
-        deliver(c);
+        deliver(c, board);
         return;
     }
     const size_t bytes = c.count * bytes_of(c.type);
     std::vector<std::vector<char>> results((size_t)c.ranks);
     for (int r = 0; r < c.ranks; r++) {
         std::vector<char> &to = results[(size_t)r];
+        if (!c.is_here[(size_t)r]) continue;
         if (c.op == ALL_GATHER) {
             for (int from = 0; from < c.ranks; from++) {
                 const char *in = static_cast<const char *>(c.in[(size_t)from]);
@@ -161,20 +164,49 @@ void run_call(const Call &c) {
             to.assign(in, in + bytes);
         } else if (c.op == REDUCE_SCATTER) {
             to = ring_sum(c, (size_t)r * c.count, c.count, r + 1);
-        } else if (r == 0) {
-            to = ring_sum(c, 0, c.count, 1);
         } else {
-            to = results[0];
+            to = ring_sum(c, 0, c.count, 1);
         }
     }
     for (int r = 0; r < c.ranks; r++)
-        memcpy(c.out[(size_t)r], results[(size_t)r].data(), results[(size_t)r].size());
+        if (c.is_here[(size_t)r])
+            memcpy(c.out[(size_t)r], results[(size_t)r].data(), results[(size_t)r].size());
 }
 
 bool is_on(int device, const void *p, size_t bytes) {
     int found = -1;
     return bytes == 0 ||
            (standin::place_of(p, bytes, &found) == standin::DEVICE && found == device);
+}
+
+void set_up(Team &team, uint64_t number, const Call &mine, Team::Meet &meet) {
+    const size_t ranks = (size_t)team.size;
+    const bool never = number == team.fails_at || team.hangs;
+    meet.call = std::make_shared<Call>(mine);
+    meet.call->in.resize(ranks);
+    meet.call->out.resize(ranks);
+    meet.call->messages.assign(ranks, {});
+    meet.call->is_here.assign(ranks, false);
+    meet.meeting = std::make_shared<standin::Meeting>();
+    meet.meeting->parts = (uint32_t)team.local + (never ? 1 : 0);
+    meet.meeting->run = [call = meet.call, wrong = team.wrong, board = team.board, number] {
+        if (board) board_take(*board, *call);
+        run_call(*call, board.get());
+        if (wrong) damage(*call);
+        if (board) board_end(*board, number, *call);
+    };
+    team.failed |= number == team.fails_at;
+    team.submitted.push_back(meet.meeting);
+    if (!team.board) return;
+    meet.meeting->may_begin = [board = team.board, number] {
+        return board_may_begin(*board, number);
+    };
+    meet.meeting->begin = [board = team.board, number, call = meet.call] {
+        board_begin(*board, number, *call);
+    };
+    meet.meeting->is_ready = [board = team.board, number] {
+        return board_is_ready(*board, number);
+    };
 }
 
 ncclResult_t join(ncclComm *comm, const Call &mine, const void *in, size_t in_bytes, void *out,
@@ -188,31 +220,18 @@ ncclResult_t join(ncclComm *comm, const Call &mine, const void *in, size_t in_by
         return ncclInvalidArgument;
     const uint64_t number = ++comm->calls;
     Team::Meet &meet = team->open[number];
-    if (!meet.call) {
-        meet.call = std::make_shared<Call>(mine);
-        meet.call->in.resize((size_t)team->size);
-        meet.call->out.resize((size_t)team->size);
-        meet.call->messages.assign((size_t)team->size, {});
-        meet.meeting = std::make_shared<standin::Meeting>();
-        const bool never = number == team->fails_at || team->hangs;
-        meet.meeting->parts = (uint32_t)team->size + (never ? 1 : 0);
-        meet.meeting->run = [call = meet.call, wrong = team->wrong] {
-            run_call(*call);
-            if (wrong) damage(*call);
-        };
-        team->failed |= number == team->fails_at;
-        team->submitted.push_back(meet.meeting);
-    }
+    if (!meet.call) set_up(*team, number, mine, meet);
     const Call &c = *meet.call;
     if (c.op != mine.op || c.count != mine.count || c.type != mine.type || c.root != mine.root)
         standin::die("NCCL: rank %d calls %s of %zu, another one %s of %zu", comm->rank,
-                     names[mine.op], mine.count, names[c.op], c.count);
+                     operation_names[mine.op], mine.count, operation_names[c.op], c.count);
     meet.call->in[(size_t)comm->rank] = in;
     meet.call->out[(size_t)comm->rank] = out;
+    meet.call->is_here[(size_t)comm->rank] = true;
     if (mine.op == EXCHANGE) meet.call->messages[(size_t)comm->rank] = mine.messages[0];
     const std::shared_ptr<standin::Meeting> meeting = meet.meeting;
-    if (meeting->streams.size() + 1 == (size_t)team->size) team->open.erase(number);
-    standin::not_for_the_first_time(names[mine.op], comm, mine.op);
+    if (meeting->streams.size() + 1 == (size_t)team->local) team->open.erase(number);
+    standin::not_for_the_first_time(operation_names[mine.op], comm, mine.op);
     standin::submit_part(queue, meeting);
     return ncclSuccess;
 }
@@ -222,8 +241,8 @@ ncclResult_t call(ncclComm *comm, Operation op, const void *in, void *out, size_
                   ncclDataType_t type, int root, size_t in_count, size_t out_count,
                   cudaStream_t stream) {
     if (!comm) return ncclInvalidArgument;
-    const Call mine = {op, count, type, root, comm->team->size, {}, {}, {}};
     const size_t bytes = bytes_of(type);
+    const Call mine = {op, count, type, root, comm->team->size, in_count * bytes, {}, {}, {}, {}};
     const auto go = [=] {
         return join(comm, mine, in, in_count * bytes, out, out_count * bytes, stream);
     };
@@ -239,7 +258,7 @@ ncclResult_t exchange(const std::vector<Message> &messages) {
         if (m.comm != comm || m.stream != messages[0].stream || m.peer < 0 ||
             m.peer >= comm->team->size || !is_on(comm->device, m.at, m.bytes))
             return ncclInvalidArgument;
-    const Call mine = {EXCHANGE, 0, ncclUint8, 0, comm->team->size, {}, {}, {messages}};
+    const Call mine = {EXCHANGE, 0, ncclUint8, 0, comm->team->size, 0, {}, {}, {messages}, {}};
     return join(comm, mine, nullptr, 0, nullptr, 0, messages[0].stream);
 }
 
@@ -253,6 +272,40 @@ ncclResult_t message(const Message &m) {
 /* Of a call: remembered where the calls of a group are to be dropped for it. */
 ncclResult_t refuse(ncclResult_t result) {
     if (group_depth > 0) group_error = result;
+    return result;
+}
+
+thread_local int group_size = 0;
+
+std::shared_ptr<Team> make_team(int size, int local) {
+    auto team = std::make_shared<Team>();
+    const char *fail = getenv("STANDIN_NCCL_FAIL"), *text = getenv("STANDIN_NCCL");
+    const char *detour = getenv("NCCL_P2P_DISABLE");
+    team->size = size;
+    team->local = local;
+    team->fails_at = fail ? strtoull(fail, nullptr, 10) : 0;
+    team->wrong = (text && !strcmp(text, "wrong")) || (!detour && standin::peers_are("wrong"));
+    team->hangs = text && !strcmp(text, "hang");
+    return team;
+}
+
+/* The communicators of a group of calls, all of one name, when all ranks are there. */
+ncclResult_t complete(int size, ncclResult_t result) {
+    std::vector<Init> inits;
+    inits.swap(group_inits);
+    if (inits.empty()) return result;
+    auto team = make_team(size, (int)inits.size());
+    if (result == ncclSuccess && team->local < size)
+        team->board = board_join(inits[0].id, size, team->local);
+    else
+        board_forget(inits[0].id);
+    for (const Init &init : inits) {
+        init.comm->team = team;
+        if (result == ncclSuccess)
+            *init.out = init.comm;
+        else
+            delete init.comm;
+    }
     return result;
 }
 
@@ -284,19 +337,19 @@ const char *ncclGetLastError(ncclComm_t) {
     return "";
 }
 
-ncclResult_t ncclCommInitAll(ncclComm_t *comms, int size, const int *devices) {
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     AT_START(0);
     if (standin::is_told_to_fail(__func__)) return ncclSystemError;
-    if (!comms || size < 1 || size > standin::settings().devices) return ncclInvalidArgument;
-    auto team = std::make_shared<Team>();
-    const char *fail = getenv("STANDIN_NCCL_FAIL");
-    team->size = size;
-    team->fails_at = fail ? strtoull(fail, nullptr, 10) : 0;
-    const char *text = getenv("STANDIN_NCCL");
-    const char *detour = getenv("NCCL_P2P_DISABLE");
-    team->wrong = (text && !strcmp(text, "wrong")) || (!detour && standin::peers_are("wrong"));
-    team->hangs = text && !strcmp(text, "hang");
-    for (int r = 0; r < size; r++) comms[r] = new ncclComm{team, r, devices ? devices[r] : r, 0};
+    *id = board_name();
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *out, int size, ncclUniqueId id, int rank) {
+    AT_START(0);
+    if (standin::is_told_to_fail(__func__)) return refuse(ncclSystemError);
+    if (!out || size < 1 || rank < 0 || rank >= size) return refuse(ncclInvalidArgument);
+    group_inits.push_back({out, new ncclComm{nullptr, rank, standin::current_device(), 0}, id});
+    if (group_depth == 0) return complete(size, ncclSuccess);
+    group_size = size;
     return ncclSuccess;
 }
 ncclResult_t ncclCommFinalize(ncclComm_t) {
@@ -351,8 +404,9 @@ ncclResult_t ncclGroupEnd(void) {
     messages.swap(group_messages);
     ncclResult_t first = group_error;
     group_error = ncclSuccess;
+    if (first == ncclSuccess && standin::is_told_to_fail(__func__)) first = ncclUnhandledCudaError;
+    first = complete(group_size, first);
     if (first != ncclSuccess) return first;
-    if (standin::is_told_to_fail(__func__)) return ncclUnhandledCudaError;
     if (!messages.empty()) first = exchange(messages);
     for (const auto &one : calls) {
         const ncclResult_t result = one();

@@ -4,9 +4,11 @@
  * STANDIN_PEER=none: no device reaches another one. Else all do once they were let, and
  * STANDIN_PEER=wrong: a direct copy brings a wrong byte, and so does NCCL unless NCCL_P2P_DISABLE
  * was set when it began; STANDIN_PEER=hang: a direct copy never ends; STANDIN_PEER=lost: one that
- * goes through the host brings a wrong byte, too. */
+ * goes through the host brings a wrong byte, too. wrong:A>B and hang:A>B: from device A to B alone.
+ */
 #include "standin_internal.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <set>
 
@@ -23,7 +25,15 @@ bool is_direct(int from, int to) {
 
 bool peers_are(const char *what) {
     const char *text = getenv("STANDIN_PEER");
-    return text && !strcmp(text, what);
+    const size_t length = strlen(what);
+    return text && !strncmp(text, what, length) && (!text[length] || text[length] == ':');
+}
+
+bool way_is(const char *what, int from, int to) {
+    int a, b;
+    const char *text = getenv("STANDIN_PEER"), *colon = text ? strchr(text, ':') : nullptr;
+    return peers_are(what) &&
+           (!colon || (sscanf(colon, ":%d>%d", &a, &b) == 2 && a == from && b == to));
 }
 } // namespace standin
 
@@ -60,8 +70,8 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, si
     if (place_of(src, bytes, &device) != DEVICE || device != from)
         return fail(cudaErrorInvalidValue);
     const bool direct = is_direct(from, to);
-    const bool wrong = direct ? peers_are("wrong") || peers_are("lost") : peers_are("lost");
-    if (direct && peers_are("hang")) {
+    const bool wrong = (direct && way_is("wrong", from, to)) || peers_are("lost");
+    if (direct && way_is("hang", from, to)) {
         auto never = std::make_shared<Meeting>();
         never->parts = 2;
         submit_part(stream_of(stream), never);
