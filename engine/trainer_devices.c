@@ -12,6 +12,7 @@
 #include "engine/llama_warm_up.h"
 #include "engine/neighbours.h"
 #include "engine/teams.h"
+#include "offload/profile.h"
 
 /* A GPU where there is one that can be used, unless the user has chosen. */
 static int choose_device(struct sw_trainer *t) {
@@ -32,6 +33,19 @@ static int choose_device(struct sw_trainer *t) {
 
 /* ---- the steps, each for one rank ---- */
 
+/* As the user's profile has it of such a device. */
+static void cut_copies(const struct sw_rank *r) {
+    const struct sw_device_ops *ops = r->device.ops;
+    uint64_t up, down;
+    char size[2][32];
+    if (!ops->cut_copies || !sw_profile_copies(ops->numerics(r->device.device), &up, &down)) return;
+    ops->cut_copies(r->device.device, up, down);
+    if (r->index == 0 && (up || down))
+        sw_info("copies in pieces of %s up and %s down (0: whole), from the machine profile",
+                sw_size_print(up, size[0], sizeof(size[0])),
+                sw_size_print(down, size[1], sizeof(size[1])));
+}
+
 static int open_context(struct sw_rank *r) {
     const struct sw_trainer *t = r->t;
     const struct sw_host_device_options host = {
@@ -40,7 +54,9 @@ static int open_context(struct sw_rank *r) {
                                                 .loads_later = 1};
     const int ret = t->options.device == SW_DEVICE_HOST ? sw_device_host_open(&r->device, &host)
                                                         : sw_device_cuda_open(&r->device, &cuda);
-    return ret < 0 ? ret : r->device.ops->stream_create(r->device.device, &r->stream);
+    if (ret < 0) return ret;
+    cut_copies(r);
+    return r->device.ops->stream_create(r->device.device, &r->stream);
 }
 
 static int load(struct sw_rank *r) {

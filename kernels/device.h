@@ -191,6 +191,10 @@ struct sw_device_ops {
      * may still use is given back. */
     void (*give_up)(struct sw_device *d);
 
+    /* From now on copies up and down are made in pieces of so many bytes; 0: each whole, as at
+     * first. The bytes that arrive are the same. While no copy is being queued. NULL where it would
+     * change nothing. */
+    void (*cut_copies)(struct sw_device *d, uint64_t h2d_bytes, uint64_t d2h_bytes);
     int (*copy_h2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);

@@ -22,6 +22,8 @@
 
 /* What a damaged or foreign entry may not ask of a queue. */
 enum { ALIGN_BYTES = 4096, BLOCK_BYTES_MAX = 1 << 30, DEPTH_MAX = 1024, SCHEMA = 1 };
+/* Nor of copies: below a page they would be countless. */
+enum { PIECE_BYTES_MIN = 4096, PIECE_BYTES_MAX = 1 << 30 };
 
 /* ---- which drive ---- */
 
@@ -215,6 +217,25 @@ int sw_profile_drive(const char *folder, struct sw_drive_profile *out) {
     }
     json_decref(root);
     return ret;
+}
+
+int sw_profile_copies(const char *gpu, uint64_t *h2d_bytes, uint64_t *d2h_bytes) {
+    assert(gpu && h2d_bytes && d2h_bytes);
+    char path[PATH_MAX];
+    int foreign;
+    *h2d_bytes = *d2h_bytes = 0;
+    sw_profile_path(path, sizeof(path));
+    json_t *root = load(path, &foreign);
+    if (!root) return 0;
+    const json_t *entry = json_object_get(root, "copies");
+    const char *name = json_string_value(json_object_get(entry, "gpu"));
+    const int known = name && strcmp(name, gpu) == 0;
+    if (known) {
+        *h2d_bytes = number(entry, "h2d_piece_bytes", PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+        *d2h_bytes = number(entry, "d2h_piece_bytes", PIECE_BYTES_MIN, PIECE_BYTES_MAX);
+    }
+    json_decref(root);
+    return known;
 }
 
 /* Makes the folders above a file, as far as they are missing. */

@@ -4,9 +4,10 @@
  *     {"schema": 1, "drives": [{"drive": "vda /dev/vda ext4 270553174016", "block_bytes": 524288,
  *      "depth": 8, "read_bytes_per_s": 2.6e9, "write_bytes_per_s": 1.4e9,
  *      "mixed_bytes_per_s": 2.7e9, "measured": "2026-01-31"}],
+ *      "copies": {"gpu": "cuda NVIDIA H100...", "h2d_piece_bytes": 0, "d2h_piece_bytes": 4194304},
  *      "machine": {"cores": 8, "memory_bytes_per_s": 1.6e11, ...}, "numa_nodes": [{...}, ...]}
  *
- * A run uses the drives' part; the rest is for plans (plan/machine.h).
+ * A run uses the drives' part and the copies'; the rest is for plans (plan/machine.h).
  *
  * Its path is $SPILLWAY_PROFILE (set and empty: there is no profile, and none is kept), else
  * machine.json in spillway/ of $XDG_CONFIG_HOME or $HOME/.config. A damaged profile is warned of
@@ -38,6 +39,11 @@ int sw_profile_drive(const char *folder, struct sw_drive_profile *out);
 /* Keeps it as known, instead of what was; the file is replaced whole, or stays as it was. Does
  * nothing where sw_profile_path() is "". */
 int sw_profile_keep(const char *folder, const struct sw_drive_profile *in);
+
+/* The pieces in which copies of a device are fastest (kernels/device.h, cut_copies; 0: whole), as
+ * `spillway bench all` found for what calls itself so. 1; or 0, and both are 0, when nothing is
+ * known. */
+int sw_profile_copies(const char *gpu, uint64_t *h2d_bytes, uint64_t *d2h_bytes);
 
 /* Puts an object's keys into the profile: objects in it are completed key by key, all else takes
  * the place of what was. The same of files and errors. */

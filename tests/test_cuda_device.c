@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <cmocka.h>
 #include "base/clock.h"
@@ -197,6 +198,55 @@ static int handed_over(int waits) {
     ops->free(devices->device, first, BYTES);
     ops->free(devices->device, then, BYTES);
     return right;
+}
+
+/* How many copies such a one is: with that number the first is refused that is not made. */
+static int copies_of(struct sw_stream *stream, void *to, const void *from, uint64_t bytes) {
+    for (int n = 1;; n++) {
+        char setting[32];
+        snprintf(setting, sizeof(setting), "cudaMemcpyAsync:%d", n);
+        setenv("STANDIN_FAIL", setting, 1);
+        const int ret = devices[0].ops->copy_h2d(stream, to, from, bytes);
+        unsetenv("STANDIN_FAIL");
+        if (ret == 0) return n - 1;
+    }
+}
+
+static void cut_copies_bring_the_same_bytes(void **state) {
+    (void)state;
+    enum { CUT_BYTES = 100003 };
+    static const uint64_t pieces[] = {0, 1, 4096, 99999, CUT_BYTES, 1 << 20};
+    const struct cuda_device *d = &devices[0];
+    struct sw_stream *stream;
+    void *there;
+    unsigned char *from = malloc(CUT_BYTES), *to = malloc(CUT_BYTES + 1);
+    assert_int_equal(d->ops->stream_create(d->device, &stream), 0);
+    assert_int_equal(d->ops->alloc(d->device, CUT_BYTES, &there), 0);
+    for (int i = 0; i < 6; i++) {
+        for (int k = 0; k < CUT_BYTES; k++) from[k] = (unsigned char)(k * 31 + (k >> 8) + i);
+        memset(to, 0, CUT_BYTES + 1);
+        to[CUT_BYTES] = 77;
+        d->ops->cut_copies(d->device, pieces[i], pieces[5 - i]);
+        assert_int_equal(d->ops->copy_h2d(stream, there, from, CUT_BYTES), 0);
+        assert_int_equal(d->ops->copy_d2h(stream, to, there, CUT_BYTES), 0);
+        assert_int_equal(d->ops->stream_sync(stream), 0);
+        assert_memory_equal(from, to, CUT_BYTES);
+        assert_int_equal(to[CUT_BYTES], 77);
+    }
+    if (cuda_is_standin(devices)) {
+        sw_log_set_sink(NULL, NULL);
+        d->ops->cut_copies(d->device, 25000, 0);
+        assert_int_equal(copies_of(stream, there, from, CUT_BYTES), 5);
+        assert_int_equal(copies_of(stream, there, from, 25000), 1);
+        d->ops->cut_copies(d->device, 0, 25000);
+        assert_int_equal(copies_of(stream, there, from, CUT_BYTES), 1);
+    }
+    d->ops->cut_copies(d->device, 0, 0);
+    assert_int_equal(d->ops->stream_sync(stream), 0);
+    d->ops->free(d->device, there, CUT_BYTES);
+    d->ops->stream_destroy(stream);
+    free(from);
+    free(to);
 }
 
 static void only_a_wait_orders_streams(void **state) {
@@ -400,6 +450,22 @@ static void only_timed_events_tell_when(void **state) {
     ops->free(devices->device, there, BYTES);
 }
 
+/* A machine that is busy just then: the base before serves on, as exact as it was. */
+static void a_poor_look_at_the_clock_counts_for_none(void **state) {
+    (void)state;
+    cuda_standin_only(devices, "how long a wait takes is the stand-in's to choose");
+    const struct sw_device_ops *ops = devices->ops;
+    const struct timespec pause = {.tv_nsec = SW_CLOCK_NS + 1000000};
+    nanosleep(&pause, NULL);
+    while (ops->clock_set(devices->device) == 0) nanosleep(&pause, NULL);
+    const uint64_t error_ns = ops->clock_error_ns(devices->device);
+    setenv("STANDIN_SYNC_US", "20000", 1);
+    nanosleep(&pause, NULL);
+    assert_int_equal(ops->clock_set(devices->device), 0);
+    unsetenv("STANDIN_SYNC_US");
+    assert_int_equal(ops->clock_error_ns(devices->device), error_ns);
+}
+
 struct moment {
     struct sw_event *event;
     uint64_t before_ns, after_ns; /* it was recorded, and over */
@@ -459,6 +525,7 @@ int main(void) {
         cmocka_unit_test(memory_is_aligned_and_cleared),
         cmocka_unit_test(memory_that_does_not_exist_is_refused),
         cmocka_unit_test(wrong_sides_of_a_copy_are_refused),
+        cmocka_unit_test(cut_copies_bring_the_same_bytes),
         cmocka_unit_test(only_a_wait_orders_streams),
         cmocka_unit_test(pinned_copies_run_late),
         cmocka_unit_test(results_come_with_their_event),
@@ -467,6 +534,7 @@ int main(void) {
         cmocka_unit_test(
             times_are_those_of_the_hosts_clock), /* sets the clock for the first time */
         cmocka_unit_test(only_timed_events_tell_when),
+        cmocka_unit_test(a_poor_look_at_the_clock_counts_for_none),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

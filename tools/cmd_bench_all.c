@@ -43,7 +43,7 @@ struct report {
     struct sw_numa_node nodes[SW_NUMA_NODES_MAX];
     int node_count, gpus;
     char profile[PATH_MAX], about[192];
-    json_t *machine, *numa; /* what was measured */
+    json_t *machine, *numa, *copies; /* what was measured; copies: NULL without GPUs */
 };
 
 static const struct sw_option options_table[] = {
@@ -89,6 +89,7 @@ static int keep(struct report *r) {
     strftime(date, sizeof(date), "%Y-%m-%d", &day);
     json_object_set_new(r->machine, "measured", json_string(date));
     json_t *keys = json_pack("{s:s, s:O}", "about", r->about, "machine", r->machine);
+    if (keys && r->copies) json_object_set(keys, "copies", r->copies);
     if (keys && json_array_size(r->numa) == (size_t)r->node_count)
         json_object_set(keys, "numa_nodes", r->numa);
     const int ret = keys ? sw_profile_merge(keys) : -ENOMEM;
@@ -169,6 +170,11 @@ static int open_device(const struct report *r, struct sw_device_handle *out, uin
     return sw_bench_device_open(&r->topology, r->gpus > 0, index, ranks, out);
 }
 
+static void print_piece(const char *way, uint64_t bytes) {
+    char size[32];
+    printf("         %s in pieces of %s\n", way, sw_size_print(bytes, size, sizeof(size)));
+}
+
 static int measure_copies(struct report *r, const struct sw_device_handle *d) {
     struct sw_bench_copies c;
     const int ret = sw_bench_copies(d, COPY_BYTES, r->options.seconds, &c);
@@ -179,11 +185,16 @@ static int measure_copies(struct report *r, const struct sw_device_handle *d) {
     set(r->machine, "h2d_pageable_bytes_per_s", c.h2d_pageable);
     set(r->machine, "d2h_pageable_bytes_per_s", c.d2h_pageable);
     if (r->gpus) set(r->machine, "gpu_memory_bytes_per_s", c.inside);
-    if (!r->options.json)
-        printf("copies   up %.2f GB/s, down %.2f GB/s, both at once %.2f GB/s; pageable %.2f and "
-               "%.2f GB/s\n",
-               1e-9 * c.h2d, 1e-9 * c.d2h, 1e-9 * c.both, 1e-9 * c.h2d_pageable,
-               1e-9 * c.d2h_pageable);
+    if (r->gpus && !r->copies)
+        r->copies =
+            json_pack("{s:s, s:I, s:I}", "gpu", d->ops->numerics(d->device), "h2d_piece_bytes",
+                      (json_int_t)c.h2d_piece, "d2h_piece_bytes", (json_int_t)c.d2h_piece);
+    if (r->options.json) return 0;
+    printf("copies   up %.2f GB/s, down %.2f GB/s, both at once %.2f GB/s; pageable %.2f and "
+           "%.2f GB/s\n",
+           1e-9 * c.h2d, 1e-9 * c.d2h, 1e-9 * c.both, 1e-9 * c.h2d_pageable, 1e-9 * c.d2h_pageable);
+    if (c.h2d_piece) print_piece("up", c.h2d_piece);
+    if (c.d2h_piece) print_piece("down", c.d2h_piece);
     return 0;
 }
 
@@ -303,6 +314,7 @@ static int begin(struct report *r) {
 static void print_json(const struct report *r, json_t *done) {
     json_t *root = json_pack("{s:i, s:s, s:O, s:O, s:O}", "schema", 1, "profile", r->profile,
                              "machine", r->machine, "numa_nodes", r->numa, "done", done);
+    if (root && r->copies) json_object_set(root, "copies", r->copies);
     if (root) json_dumpf(root, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(root);
@@ -344,6 +356,7 @@ int sw_cmd_bench_all(int argc, char **argv) {
     sw_parsed_close(&parsed);
     json_decref(r->machine);
     json_decref(r->numa);
+    json_decref(r->copies);
     free(r);
     return ret;
 }

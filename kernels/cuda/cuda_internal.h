@@ -53,6 +53,7 @@ struct sw_device {
     int product_count;
     struct sw_cuda_allocation *allocations;
     char numerics[512];
+    uint64_t h2d_piece, d2h_piece; /* bytes of a copy, at most; 0: any */
     struct sw_cuda_clock clock;
 };
 

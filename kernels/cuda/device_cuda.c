@@ -273,11 +273,27 @@ static int copy(struct sw_stream *s, void *dst, const void *src, uint64_t bytes,
     return sw_cuda_check(s->device, cudaMemcpyAsync(dst, src, bytes, kind, s->stream), what);
 }
 
+static int copy_pieces(struct sw_stream *s, char *dst, const char *src, uint64_t bytes,
+                       uint64_t piece, enum cudaMemcpyKind kind, const char *what) {
+    int ret = 0;
+    if (!piece) piece = bytes;
+    for (uint64_t at = 0; at < bytes && ret == 0; at += piece)
+        ret = copy(s, dst + at, src + at, bytes - at < piece ? bytes - at : piece, kind, what);
+    return ret;
+}
+
+static void cuda_cut_copies(struct sw_device *d, uint64_t h2d_bytes, uint64_t d2h_bytes) {
+    d->h2d_piece = h2d_bytes;
+    d->d2h_piece = d2h_bytes;
+}
+
 static int cuda_copy_h2d(struct sw_stream *s, void *dst, const void *src, uint64_t bytes) {
-    return copy(s, dst, src, bytes, cudaMemcpyHostToDevice, "a copy to the device");
+    return copy_pieces(s, dst, src, bytes, s->device->h2d_piece, cudaMemcpyHostToDevice,
+                       "a copy to the device");
 }
 static int cuda_copy_d2h(struct sw_stream *s, void *dst, const void *src, uint64_t bytes) {
-    return copy(s, dst, src, bytes, cudaMemcpyDeviceToHost, "a copy from the device");
+    return copy_pieces(s, dst, src, bytes, s->device->d2h_piece, cudaMemcpyDeviceToHost,
+                       "a copy from the device");
 }
 static int cuda_copy_d2d(struct sw_stream *s, void *dst, const void *src, uint64_t bytes) {
     return copy(s, dst, src, bytes, cudaMemcpyDeviceToDevice, "a copy on the device");
@@ -410,6 +426,7 @@ static void cuda_ops_fill(void) {
         .taken_bytes = cuda_taken_bytes,
         .settle = cuda_settle,
         .give_up = cuda_give_up,
+        .cut_copies = cuda_cut_copies,
         .copy_h2d = cuda_copy_h2d,
         .copy_d2h = cuda_copy_d2h,
         .copy_d2d = cuda_copy_d2d,

@@ -46,6 +46,7 @@ namespace standin {
  * STANDIN_MEMORY=BYTES            of each
  * STANDIN_TIMES=PATH              where each stream says at its end how long its work took, in ns
  * STANDIN_DRIFT=PPM               how much faster the devices' clock goes than the host's
+ * STANDIN_SYNC_US=N               how much longer each wait for a stream takes; read at each
  * STANDIN_ERROR=N                 what cudaGetDeviceCount returns instead of success
  */
 enum Order { FORWARD, REVERSE, RANDOM };
