@@ -239,7 +239,7 @@ $(dir $(program))standin/libspillway_cuda.so: $(standin_objs) $(cuda_c:%=$(O)/%.
 	@echo "  LINK  $@"
 	$(Q)$(CXX) $(common) $(counted) -shared -Wl,-Bsymbolic $(standin_wrap) \
 	  -Wl,--version-script=kernels/cuda/plugin.map $(filter %.o,$^) -lpthread -o $@
-$(filter $(O)/tests/test_cuda%,$(tests)): | $(standin)
+$(filter $(O)/tests/test_cuda%,$(tests)): | $(standin) $(O)/tests/preload/cufile.so
 
 # The stand-in's own test calls it as a program calls CUDA.
 ifeq ($(WITH_CUDA),yes)

@@ -18,7 +18,8 @@
 enum { SEQ_LEN_DEFAULT = 512 };
 
 const char *sw_traffic_name(enum sw_traffic traffic) {
-    static const char *const names[] = {"h2d", "d2h", "comm", "nvme_read", "nvme_write"};
+    static const char *const names[] = {"h2d",       "d2h",        "comm",
+                                        "nvme_read", "nvme_write", "nvme_direct"};
     return names[traffic];
 }
 

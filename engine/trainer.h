@@ -17,6 +17,7 @@ enum sw_traffic {
     SW_BYTES_COMM,
     SW_BYTES_NVME_READ,
     SW_BYTES_NVME_WRITE,
+    SW_BYTES_NVME_DIRECT, /* of those read, past the host's memory */
     SW_BYTES_COUNT
 };
 const char *sw_traffic_name(enum sw_traffic traffic);

@@ -44,6 +44,7 @@ enum { STEP_RECORDS = SW_RUNS_KEPT, RANGES_MAX = 2 * SW_TENSORS_PER_UNIT_MAX + 1
 
 struct sw_trainer;
 struct sw_rank;
+struct sw_direct; /* trainer_direct.c */
 
 struct step_record {
     uint64_t step;
@@ -209,6 +210,7 @@ struct sw_trainer {
     struct sw_nvme_queue *reader, *writer; /* of the lanes */
     struct sw_nvme_queue *idle[2];         /* read, write: the trainer's thread's */
     struct spill_store spills[SPILL_COUNT];
+    struct sw_direct *direct; /* GPUs read weights by themselves; NULL: the host does */
     /* Read, write: a ring each, in the order in which they were started. */
     struct lane_request requests[2][SW_LANE_IN_FLIGHT_MAX];
     uint32_t request_next[2], request_first[2];
@@ -457,6 +459,16 @@ int sw_trainer_fetch_shard(struct sw_rank *r, uint32_t unit, uint64_t first, uin
                            void *out);
 int sw_trainer_fetch(void *ctx, uint32_t unit, uint64_t first, uint64_t count, enum sw_dtype dtype,
                      void *out);
+
+/* trainer_direct.c: lets the ranks' devices read the weights' store, where they can; its records.
+ */
+int sw_trainer_open_direct(struct sw_trainer *t, uint32_t records);
+void sw_trainer_close_direct(struct sw_trainer *t);
+/* A record is about to be written; by its writer. */
+void sw_direct_wrote(struct sw_trainer *t, uint32_t record, const void *data);
+/* Into the device's memory, behind what is on the stream; compared with what was written. */
+int sw_direct_load(struct sw_rank *r, const struct sw_run *run, struct step_record *step,
+                   uint32_t record, void *dst, struct sw_stream *stream);
 
 /* trainer_spill.c */
 int sw_trainer_open_spills(struct sw_trainer *t);

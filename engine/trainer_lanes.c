@@ -377,15 +377,18 @@ static int load(struct sw_rank *r, struct sw_run *run, const struct sw_task *tas
     const struct sw_chunk *chunk = sw_chunk_of(t, task);
     const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     const char *from = r->host_weights + chunk->weight_offset;
+    char *to = sw_slot(r, run, task, SW_RING_WINDOW) +
+               sw_chunk_begin(r, chunk) * sw_dtype_bytes(t->options.dtype);
+    *sw_bytes_of(r, run, task) = bytes;
+    if (t->direct && task->at[SW_RING_EMIT] < 0 && task->at[SW_RING_WEIGHT_STAGE] >= 0) {
+        const uint32_t record = t->spills[SPILL_WEIGHTS].record_of[sw_spill_index(r, task->chunk)];
+        return sw_direct_load(r, run, sw_record_of(t, run, task), record, to, stream);
+    }
     if (task->at[SW_RING_EMIT] >= 0)
         from = sw_slot(r, run, task, SW_RING_EMIT);
     else if (task->at[SW_RING_WEIGHT_STAGE] >= 0)
         from = sw_slot(r, run, task, SW_RING_WEIGHT_STAGE);
-    *sw_bytes_of(r, run, task) = bytes;
-    return r->device.ops->copy_h2d(stream,
-                                   sw_slot(r, run, task, SW_RING_WINDOW) +
-                                       sw_chunk_begin(r, chunk) * sw_dtype_bytes(t->options.dtype),
-                                   from, bytes);
+    return r->device.ops->copy_h2d(stream, to, from, bytes);
 }
 
 static int commit(struct sw_trainer *t, struct sw_run *run, const struct sw_task *task) {
@@ -461,6 +464,7 @@ static void aim_at_spill(const struct sw_rank *rank, const struct sw_task *task,
     r->queue = write ? s->writer : s->reader;
     r->req = (struct sw_nvme_req){.buf = buffer, .chunk = record, .write = (uint32_t)write};
     if (write) s->checksums[record] = sw_crc32c(0, buffer, s->bytes[record]);
+    if (write && spill == SPILL_WEIGHTS) sw_direct_wrote(rank->t, record, buffer);
 }
 
 /* Whether a task writes what a skipped step has not made. */
@@ -498,6 +502,7 @@ static int start_task(void *ctx, struct sw_run *run, const struct sw_task *task,
     }
     const uint64_t bytes = sw_turn_work_bytes(&t->work, task);
     *sw_bytes_of(rank, run, task) = bytes;
+    if (t->direct && task->kind == SW_TASK_READ_WEIGHT) return 1; /* by the load that follows */
     if (write) atomic_fetch_add(&t->written_bytes, bytes);
     t->request_next[write]++;
     return sw_nvme_submit(r->queue, &r->req);

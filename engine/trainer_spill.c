@@ -112,12 +112,14 @@ int sw_trainer_open_spills(struct sw_trainer *t) {
         int ret = t->spills[spill].record_of ? 0 : -ENOMEM;
         if (ret == 0) ret = open_files(t, (enum spill)spill, records);
         if (ret == 0) ret = open_queues(t, (enum spill)spill);
+        if (ret == 0 && spill == SPILL_WEIGHTS) ret = sw_trainer_open_direct(t, records);
         if (ret < 0) return ret;
     }
     return 0;
 }
 
 void sw_trainer_close_spills(struct sw_trainer *t) {
+    sw_trainer_close_direct(t);
     for (int spill = 0; spill < SPILL_COUNT; spill++) {
         struct spill_store *s = &t->spills[spill];
         struct sw_nvme_queue *const queues[] = {s->reader, s->writer, s->idle[0], s->idle[1]};
@@ -163,6 +165,7 @@ int sw_spill_move(struct sw_trainer *t, enum spill spill, uint64_t index, int wr
     struct sw_nvme_req req = {.buf = buffer, .chunk = record, .write = (uint32_t)write}, *done;
     assert(s->store && s->idle[write]);
     if (write) s->checksums[record] = sw_crc32c(0, buffer, s->bytes[record]);
+    if (write && spill == SPILL_WEIGHTS) sw_direct_wrote(t, record, buffer);
     int ret = sw_nvme_submit(s->idle[write], &req);
     if (ret == 0) ret = sw_nvme_reap(s->idle[write], &done, 1, 1);
     if (ret >= 0) ret = req.result;

@@ -87,6 +87,7 @@ enum { SW_DEVICE_GROUP_MAX = 64, SW_DEVICE_GROUP_NAME_BYTES = 128 };
 /* Devices that move data between them, of one process or of several. A call is made by a thread for
  * each device, by all with the same sizes in the same order, and is queued on a stream of that
  * device. */
+struct sw_device_file;  /* one that a device reads */
 struct sw_device_group; /* one device's part */
 struct sw_device_group_ops {
     /* Lets each of the devices read and write the others' memory without a detour, where the
@@ -199,6 +200,20 @@ struct sw_device_ops {
     int (*copy_d2h)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*copy_d2d)(struct sw_stream *s, void *dst, const void *src, uint64_t bytes);
     int (*zero)(struct sw_stream *s, void *dst, uint64_t bytes);
+
+    /* Files that the device reads by itself, past the host's memory. Back ends that have no such
+     * thing have none of these (NULL).
+     *
+     * fd was opened with O_DIRECT and stays the caller's, open until file_close(). base: the memory
+     * of the device that reads go to. -ENOTSUP, not reported, with the reason in `why` [size]: not
+     * on this machine, or no such file. At the start of a run. */
+    int (*file_open)(struct sw_device *d, int fd, void *base, uint64_t bytes,
+                     struct sw_device_file **out, char *why, size_t size);
+    void (*file_close)(struct sw_device_file *f); /* NULL is fine */
+    /* Behind all that is on the stream; done on return. *sum: that of base/word_sum.h, taken by the
+     * device, of what has come. */
+    int (*file_read)(struct sw_stream *s, struct sw_device_file *f, void *dst, uint64_t offset,
+                     uint64_t bytes, uint64_t *sum);
 
     /* For tokens in [first_row, first_row + rows) alone, out[i] = table[tokens[i] - first_row]; the
      * others' rows of out stay as they are. out [n][width], table [rows][width], tokens int32 [n],

@@ -40,7 +40,7 @@ EXCUSED = {
 
 CALL = re.compile(r"""(?P<receiver>(?:\w+(?:\[[^][]*\])?(?:->|\.))*)\b(?P<name>
     cuda(?:Stream|Event|Device)Synchronize | cudaStreamWaitEvent
-  | (?:cuda_)?(?:stream_sync|stream_wait|event_wait)
+  | (?:(?:sw_)?cuda_)?(?:stream_sync|stream_wait|event_wait)
   | gpu_copy_async_wait<\w+> | __syncthreads(?:_\w+)? | __syncwarp)\s*\(""", re.X)
 FOLDERS = ("kernels/cuda/*.c", "engine/*.c", "offload/*.c", "kernels/cuda/*.h", "kernels/cuda/*.cu")
 KERNEL_TESTS = ["tests/test_cuda_operators", "tests/test_cuda_attention", "tests/test_cuda_adam"]

@@ -155,6 +155,68 @@ def copies_of_memory_that_is_not_pinned_may_run_late_too():
         t.check(outcome(f"{tmp}/streamed")[1:] == outcome(f"{tmp}/want")[1:], "streamed", run)
 
 
+def direct_bytes(out):
+    return sum(s["bytes"].get("nvme_direct", 0) for s in t.read_log(out + ".jsonl")[0])
+
+
+@t.test
+def weights_on_nvme_go_past_the_hosts_memory():
+    """Through the stand-in's cuFile: the same bits, also where it brings a read in parts or has no
+    memory of its own to it; and every byte is counted. What it cannot do the host does as ever."""
+    with t.folder() as tmp:
+        cufile = {"SPILLWAY_CUFILE": t.preload("cufile")["LD_PRELOAD"],
+                  "STANDIN_DEVICES": "2"}
+        os.mkdir(f"{tmp}/a")
+        os.mkdir(f"{tmp}/b")
+        for i, more in enumerate((["--optimizer", "nvme"],
+                                  ["--ranks", 2, "--accumulate", 2, "--nvme",
+                                   f"{tmp}/a,{tmp}/b"],
+                                  ["--clip", 0, "--chunk", 50000, "--dtype", "fp32"])):
+            more = ["--params", "nvme", *more]
+            train(f"{tmp}/{i}", *more, env={**cufile, "SPILLWAY_CUFILE": "/none.so"})
+            t.equal(direct_bytes(f"{tmp}/{i}"), 0, "bytes without the library")
+            for fault in ("", "short", "memory", "start", "file"):
+                if i > 0 and fault not in ("", "short"):
+                    continue
+                out, count = f"{tmp}/{i}{fault or 'none'}", f"{tmp}/{i}{fault}.count"
+                run = train(out, *more, env={**cufile, "CUFILE_FAULT": fault,
+                                             "CUFILE_COUNT": os.path.join(t.ROOT, count)})
+                t.check(outcome(out) == outcome(f"{tmp}/{i}"), f"{more} {fault}: other bits", run)
+                with open(count, encoding="ascii") as file:
+                    read = sum(int(line) for line in file)
+                t.equal(direct_bytes(out), read, f"bytes, {fault}", run)
+                t.equal(read == 0, fault in ("start", "file"), f"{fault}: {read} bytes", run)
+                t.equal("past the host's memory" in run.stderr, read > 0, "what is said", run)
+
+
+@t.test
+def what_a_gpu_reads_wrong_is_not_trained_on():
+    with t.folder() as tmp:
+        cufile = {"SPILLWAY_CUFILE": t.preload("cufile")["LD_PRELOAD"]}
+        for fault, says in (("flip:7", r"weights in \S+ at byte \d+ are not what was written: sum"),
+                            ("error:9", r"weights could not be read from \S+ at byte \d+")):
+            out = f"{tmp}/{fault[:4]}"
+            run = train(out, "--params", "nvme", rc=1, env={**cufile, "CUFILE_FAULT": fault})
+            t.check(re.search("error: step [12]: " + says, run.stderr), fault, run)
+            t.check(not os.path.exists(out + "/config.json"), "a model was written", run)
+
+
+@t.test
+def the_doctor_tells_whether_a_gpu_reads_files():
+    with t.folder() as tmp:
+        library = t.preload("cufile")["LD_PRELOAD"]
+        for name, fault, state, part in ((library, "", "ok", "past the host's memory"),
+                                         (library, "file", "info", "its error 5008"),
+                                         ("/none.so", "", "info", "/none.so is not installed")):
+            run = t.spillway("doctor", "--nvme", tmp, "--json",
+                             env={"SPILLWAY_CUDA_PLUGIN": PLUGIN, "SPILLWAY_CUFILE": name,
+                                  "CUFILE_FAULT": fault})
+            check = [c for c in json.loads(run.stdout)["checks"] if c["name"] == "GPU reads"][0]
+            t.equal(check["state"], state, "state", run)
+            t.contains(check["found"] + check["why"], part, "what was found", run)
+            t.equal(os.listdir(tmp), [], "files left behind", run)
+
+
 @t.test
 def copies_are_cut_as_the_profile_says_of_this_gpu():
     """`bench all` puts the sizes there; whatever they are, the bits are the same."""

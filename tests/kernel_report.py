@@ -44,6 +44,7 @@ FLOORS = {
     "norm round_norm": ("a layer, FP32 to BF16 and its squares", LAYER * 6, 0),
     "rank_sum sum_ranks": ("a layer's shards of 8 ranks, BF16, read; one of FP32 written",
                            LAYER * 2 + LAYER // 8 * 4, 0),
+    "word_sum word_parts": ("a layer's weights in BF16, read", LAYER * 2, 0),
     "norm bad_begin": ("one record", 16, 0),
     "norm bad_end": ("one record", 16, 0),
     "norm sum_in_order": ("a loss for each token", N * 4, 0),

@@ -4,6 +4,7 @@
  * there the tests look at the promises alone. */
 #include "kernels/device.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +17,7 @@
 #include <cmocka.h>
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/word_sum.h"
 #include "kernels/cuda_plugin.h"
 #include "tests/support_cuda.h"
 #include "tests/support_files.h"
@@ -29,6 +31,7 @@ static int open_devices(void **state) {
     setenv("STANDIN_DEVICES", "2", 1);
     setenv("STANDIN_MEMORY", "1000000000", 1);
     setenv("STANDIN_DRIFT", "10000", 1);
+    cuda_use_cufile();
     cuda_device_open(&devices[0], 0);
     device_count = sw_device_cuda_count() < DEVICES_MAX ? 1 : DEVICES_MAX;
     for (int i = 1; i < device_count; i++) cuda_device_open(&devices[i], i);
@@ -48,6 +51,20 @@ static void print_report(enum sw_log_level level, const char *line, void *ctx) {
     if (level == SW_LOG_ERROR) printf("%s\n", line);
 }
 
+/* Whether this device reads its own program by itself. */
+static void say_of_a_file(const struct sw_device_handle *h) {
+    struct sw_device_file *file = NULL;
+    char why[256] = "";
+    void *memory = NULL;
+    const int fd = open("/proc/self/exe", O_RDONLY);
+    if (!h->ops->file_open || h->ops->alloc(h->device, 4096, &memory) < 0) return;
+    const int ret = h->ops->file_open(h->device, fd, memory, 4096, &file, why, sizeof(why));
+    printf("%s, and a file: %d\n", why, ret);
+    h->ops->file_close(file);
+    h->ops->free(h->device, memory, 4096);
+    close(fd);
+}
+
 /* This program, run with SW_TEST_OPEN set, opens a device and says what came of it: each case needs
  * a process that has not opened the plugin yet. */
 static int open_and_say(void) {
@@ -58,6 +75,7 @@ static int open_and_say(void) {
     printf("result %d\n", ret);
     if (ret == 0) {
         printf("%s\n", h.ops->numerics(h.device));
+        say_of_a_file(&h);
         h.ops->close(h.device);
     }
     return 0;
@@ -409,6 +427,132 @@ static void events_hand_over_between_threads(void **state) {
     ops->free(devices->device, r.one, sizeof(one));
 }
 
+/* ---- files ---- */
+
+enum { FILE_BYTES = 300000 };
+static unsigned char in_file[FILE_BYTES];
+
+/* An open file of the test's bytes, of the last folder_make(). */
+static int file_new(void) {
+    for (int i = 0; i < FILE_BYTES; i++) in_file[i] = (unsigned char)(i * 37 + (i >> 9));
+    file_write(in_folder("file"), in_file, FILE_BYTES);
+    const int fd = open(in_folder("file"), O_RDONLY);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static struct sw_device_file *file_opened(int fd, char *base, int result, const char *says) {
+    struct sw_device_file *file = NULL;
+    char why[256] = "";
+    assert_int_equal(
+        devices->ops->file_open(devices->device, fd, base, FILE_BYTES, &file, why, sizeof(why)),
+        result);
+    if (says && !strstr(why, says)) fail_msg("'%s' is not in '%s'", says, why);
+    return file;
+}
+
+/* Reads so many bytes from there to there, and compares. */
+static void read_piece(struct sw_device_file *file, char *to, uint64_t offset, uint64_t bytes) {
+    uint64_t sum = 0;
+    unsigned char *got = malloc(bytes);
+    assert_int_equal(devices->ops->file_read(devices->stream, file, to, offset, bytes, &sum), 0);
+    cuda_bytes_get(devices, got, to, bytes);
+    assert_memory_equal(got, in_file + offset, bytes);
+    assert_true(sum == sw_word_sum(in_file + offset, bytes));
+    free(got);
+}
+
+/* All of it, and of any length to any place, in memory that the library knows or not, in one go or
+ * in several. */
+static void files_are_read_by_the_device(void **state) {
+    (void)state;
+    cuda_standin_only(devices, "only its cuFile can be told to fail");
+    folder_make();
+    const int fd = file_new();
+    char *there = cuda_bytes_new(devices, NULL, FILE_BYTES + 64);
+    static const char *const faults[] = {"", "memory", "short"};
+    for (int i = 0; i < 3; i++) {
+        setenv("CUFILE_FAULT", faults[i], 1);
+        struct sw_device_file *file = file_opened(fd, there, 0, NULL);
+        read_piece(file, there, 0, FILE_BYTES);
+        for (uint64_t bytes = 1; bytes < 40; bytes++)
+            read_piece(file, there + bytes % 11, 4096 * bytes, bytes);
+        read_piece(file, there + 8, 4096, 100001);
+        read_piece(file, there + 60, 8192, FILE_BYTES - 8192); /* beyond what it knows */
+        devices->ops->file_close(file);
+    }
+    unsetenv("CUFILE_FAULT");
+    devices->ops->file_close(NULL);
+    devices->ops->free(devices->device, there, FILE_BYTES + 64);
+    close(fd);
+    folder_remove();
+}
+
+/* Its work may come late; the file's bytes never do so before. */
+static void a_file_waits_for_what_is_on_the_stream(void **state) {
+    (void)state;
+    cuda_standin_only(devices, "only there what is not awaited comes late");
+    const struct sw_device_ops *ops = devices->ops;
+    folder_make();
+    const int fd = file_new();
+    char *there = cuda_bytes_new(devices, NULL, FILE_BYTES),
+         *aside = cuda_bytes_new(devices, NULL, 8);
+    struct sw_device_file *file = file_opened(fd, there, 0, NULL);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t sum = 0, got = 1;
+        assert_int_equal(ops->zero(devices->stream, there, FILE_BYTES), 0);
+        assert_int_equal(ops->copy_d2d(devices->stream, aside, there + 4096, 8), 0);
+        assert_int_equal(ops->file_read(devices->stream, file, there, 0, FILE_BYTES, &sum), 0);
+        cuda_bytes_get(devices, &got, aside, 8);
+        assert_true(got == 0);
+        assert_true(sum == sw_word_sum(in_file, FILE_BYTES));
+    }
+    ops->file_close(file);
+    ops->free(devices->device, there, FILE_BYTES);
+    ops->free(devices->device, aside, 8);
+    close(fd);
+    folder_remove();
+}
+
+static void a_file_that_cannot_be_read_is_told(void **state) {
+    (void)state;
+    cuda_standin_only(devices, "only its cuFile can be told to fail");
+    uint64_t sum;
+    folder_make();
+    const int fd = file_new();
+    char *there = cuda_bytes_new(devices, NULL, FILE_BYTES);
+    setenv("CUFILE_FAULT", "file", 1);
+    file_opened(fd, there, -ENOTSUP, "no direct way to such a file: its error 5008");
+    unsetenv("CUFILE_FAULT");
+    struct sw_device_file *file = file_opened(fd, there, 0, NULL);
+    log_catch();
+    assert_int_equal(/* beyond its end */
+                     devices->ops->file_read(devices->stream, file, there, FILE_BYTES - 4, 8, &sum),
+                     -EIO);
+    assert_reported("cuFile has read 4 of 8 bytes from byte 299996 on, and then ended with 0");
+    setenv("CUFILE_FAULT", "error", 1);
+    assert_int_equal(devices->ops->file_read(devices->stream, file, there, 0, 8, &sum), -EIO);
+    unsetenv("CUFILE_FAULT");
+    assert_reported("ended with -1 (Input/output error)");
+    sw_log_set_sink(NULL, NULL);
+    devices->ops->file_close(file);
+    devices->ops->free(devices->device, there, FILE_BYTES);
+    close(fd);
+    folder_remove();
+}
+
+static void why_there_is_no_such_way_is_said(void **state) {
+    (void)state;
+    cuda_standin_only(devices, "another machine may have it");
+    assert_non_null(
+        strstr(opening("SPILLWAY_CUFILE=/no/such.so", ""), "/no/such.so is not installed"));
+    assert_non_null(
+        strstr(opening("SPILLWAY_CUFILE=libm.so.6", ""), "libm.so.6 has no cuFileDriverOpen"));
+    assert_non_null(
+        strstr(opening("CUFILE_FAULT=start", ""), "does not start: error 5001 of cuFile"));
+    assert_non_null(strstr(opening("", ""), "and a file: 0"));
+}
+
 /* ---- times ---- */
 
 static struct sw_event *timed_event(void) {
@@ -535,6 +679,10 @@ int main(void) {
             times_are_those_of_the_hosts_clock), /* sets the clock for the first time */
         cmocka_unit_test(only_timed_events_tell_when),
         cmocka_unit_test(a_poor_look_at_the_clock_counts_for_none),
+        cmocka_unit_test(files_are_read_by_the_device),
+        cmocka_unit_test(a_file_waits_for_what_is_on_the_stream),
+        cmocka_unit_test(a_file_that_cannot_be_read_is_told),
+        cmocka_unit_test(why_there_is_no_such_way_is_said),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

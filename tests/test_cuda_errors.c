@@ -4,17 +4,20 @@
  * fails any more, the same life succeeds. */
 #include "kernels/device.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <cmocka.h>
 #include "base/log.h"
 #include "tests/support_cuda.h"
 
 enum { DEVICES = 2, MEMORY_BYTES = 1 << 18, PAGE_BYTES = 4096 };
 
+static int file;                   /* this program's own */
 static struct cuda_device watcher; /* of the first device's memory */
 static int error_count;
 static char error_last[512];
@@ -29,6 +32,8 @@ static void count_errors(enum sw_log_level level, const char *line, void *ctx) {
 static int open_watcher(void **state) {
     (void)state;
     setenv("STANDIN_DEVICES", "2", 1);
+    cuda_use_cufile();
+    file = open("/proc/self/exe", O_RDONLY);
     cuda_device_open(&watcher, 0);
     sw_log_set_sink(count_errors, NULL);
     return 0;
@@ -37,6 +42,7 @@ static int open_watcher(void **state) {
 static int close_watcher(void **state) {
     (void)state;
     cuda_device_close(&watcher);
+    close(file);
     return 0;
 }
 
@@ -49,6 +55,7 @@ struct life {
     struct sw_event *event;
     char *memory[DEVICES];
     void *host, *pinned;
+    struct sw_device_file *file;
 };
 
 #define TRY(call)                                                                                  \
@@ -90,6 +97,9 @@ static int begin(struct life *l) {
     l->host = aligned_alloc(PAGE_BYTES, PAGE_BYTES);
     TRY(ops->pin(l->h[0].device, l->host, PAGE_BYTES));
     l->pinned = l->host;
+    char why[256];
+    TRY(ops->file_open(l->h[0].device, file, l->memory[0], MEMORY_BYTES, &l->file, why,
+                       sizeof(why)));
     if (!ops->group) return 0; /* a build without NCCL */
     TRY(meet(l, list));
     char text[64];
@@ -176,6 +186,8 @@ static int compute(const struct life *l) {
     TRY(ops->sum(s, (double *)scratch, a, 4));
     TRY(ops->round(s, SW_BF16, a, b, 32));
     TRY(ops->round_norm(s, a, SW_BF16, b, 32, (double *)c, (struct sw_nonfinite *)scratch));
+    uint64_t sum;
+    TRY(ops->file_read(s, l->file, at + 65536, 0, 4096, &sum));
     TRY(multiply(l));
     TRY(attend(l, 64));
     TRY(attend(l, 8));
@@ -200,6 +212,7 @@ static void end(struct life *l, int failed) {
     for (int i = 0; i < DEVICES && failed; i++)
         if (l->groups[i]) ops->group->abort(l->groups[i]);
     for (int i = 0; i < DEVICES && ops->group; i++) ops->group->close(l->groups[i]);
+    ops->file_close(l->file);
     ops->event_destroy(l->event);
     ops->stream_destroy(l->other);
     if (l->h[0].device) ops->unpin(l->h[0].device, l->pinned);

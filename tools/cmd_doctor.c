@@ -10,6 +10,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -31,7 +33,7 @@
 
 enum {
     FOLDERS_MAX = SW_NVME_FOLDERS_MAX,
-    CHECKS_MAX = 8 + 3 * FOLDERS_MAX,
+    CHECKS_MAX = 8 + 4 * FOLDERS_MAX,
     TEXT_BYTES = 512,
     LINES_MAX = 8
 };
@@ -348,8 +350,33 @@ static const struct sw_command command = {
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
 
+/* Whether a GPU reads files of that folder by itself: those of --params nvme. */
+static void check_gpu_reads(struct doctor *d, const struct sw_device_handle *device,
+                            const char *folder) {
+    const struct sw_device_ops *ops = device->ops;
+    struct sw_device_file *file = NULL;
+    char path[PATH_MAX], why[TEXT_BYTES] = "its files cannot be opened past the page cache";
+    void *memory = NULL;
+    if (!ops->file_open || ops->alloc(device->device, PROBE_BYTES, &memory) < 0) return;
+    snprintf(path, sizeof(path), "%s/.spillway-doctor-%ld", folder, (long)getpid());
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+    if (fd >= 0) unlink(path);
+    int ret = fd < 0 || ftruncate(fd, PROBE_BYTES) < 0 ? -errno : 0;
+    if (ret == 0)
+        ret = ops->file_open(device->device, fd, memory, PROBE_BYTES, &file, why, sizeof(why));
+    if (ret == 0)
+        add(d, "GPU reads", OK, "%s: past the host's memory", folder);
+    else
+        because(add(d, "GPU reads", INFO, "%s: through the host's memory", folder), why,
+                "GPUDirect Storage (libcufile, nvidia-fs) and a drive and file system that it "
+                "knows");
+    ops->file_close(file);
+    if (fd >= 0) close(fd);
+    ops->free(device->device, memory, PROBE_BYTES);
+}
+
 /* What --device auto takes. */
-static void check_device(struct doctor *d) {
+static void check_device(struct doctor *d, const struct doctor_options *o) {
     d->said_count = 0;
     const int count = sw_device_cuda_count();
     struct sw_device_handle first;
@@ -360,6 +387,7 @@ static void check_device(struct doctor *d) {
             add(d, "device", OK, "CUDA device%s, %d, %s free on the first", count == 1 ? "" : "s",
                 count, sw_size_print(first.ops->free_bytes(first.device), memory, sizeof(memory)));
         because(c, first.ops->numerics(first.device), "");
+        for (uint32_t i = 0; i < o->nvme_count; i++) check_gpu_reads(d, &first, o->nvme[i]);
         first.ops->close(first.device);
         return;
     }
@@ -376,7 +404,7 @@ static int examine(const struct doctor_options *options) {
     check_huge_pages(d);
     check_memlock(d);
     for (uint32_t i = 0; i < options->nvme_count; i++) check_folder(d, options->nvme[i]);
-    check_device(d);
+    check_device(d, options);
     sw_log_set_sink(NULL, NULL);
     int healthy = 1;
     for (int i = 0; i < d->count; i++) healthy &= d->checks[i].state < SLOW;

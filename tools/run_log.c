@@ -88,8 +88,9 @@ void sw_run_log_step(struct sw_run_log *log, const struct sw_step_report *r) {
     for (int l = 0; l <= SW_LANE_NVME_WRITE; l++)
         json_object_set_new(busy, sw_lane_name((enum sw_lane)l), number(r->lane_busy_s[l]));
     for (int b = 0; b < SW_BYTES_COUNT; b++)
-        json_object_set_new(bytes, sw_traffic_name((enum sw_traffic)b),
-                            json_integer((json_int_t)r->bytes[b]));
+        if (b != SW_BYTES_NVME_DIRECT || r->bytes[b]) /* most machines have no such way */
+            json_object_set_new(bytes, sw_traffic_name((enum sw_traffic)b),
+                                json_integer((json_int_t)r->bytes[b]));
     for (int m = 0; m < SW_TIER_COUNT; m++)
         json_object_set_new(memory, sw_tier_name((enum sw_tier)m),
                             json_integer((json_int_t)r->memory_bytes[m]));

@@ -54,6 +54,9 @@ struct sw_device {
     struct sw_cuda_allocation *allocations;
     char numerics[512];
     uint64_t h2d_piece, d2h_piece; /* bytes of a copy, at most; 0: any */
+    int file_count;                /* open ones that it reads by itself */
+    char *file_base;               /* memory that cuFile knows; NULL: none */
+    uint64_t file_bytes;
     struct sw_cuda_clock clock;
 };
 
@@ -74,6 +77,16 @@ int sw_cuda_check(const struct sw_device *d, cudaError_t error, const char *what
 
 /* Makes the device the calling thread's. */
 int sw_cuda_enter(const struct sw_device *d);
+
+/* device_cuda.c: the table's stream_sync. */
+int sw_cuda_stream_sync(struct sw_stream *s);
+
+/* file_cuda.c: its part of the table. */
+int sw_cuda_file_open(struct sw_device *d, int fd, void *base, uint64_t bytes,
+                      struct sw_device_file **out, char *why, size_t size);
+void sw_cuda_file_close(struct sw_device_file *f);
+int sw_cuda_file_read(struct sw_stream *s, struct sw_device_file *f, void *dst, uint64_t offset,
+                      uint64_t bytes, uint64_t *sum);
 
 /* group_nccl.c, where the build has NCCL. */
 extern const struct sw_device_group_ops sw_cuda_group_ops;

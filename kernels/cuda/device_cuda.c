@@ -254,7 +254,7 @@ static int cuda_event_done(struct sw_event *e) {
 }
 
 /* Through an event, because a wait for the stream itself would spin. */
-static int cuda_stream_sync(struct sw_stream *s) {
+int sw_cuda_stream_sync(struct sw_stream *s) {
     const int ret = cuda_event_record(s->synced, s);
     return ret < 0 ? ret : cuda_event_wait(s->synced);
 }
@@ -410,7 +410,7 @@ static void cuda_ops_fill(void) {
         .unpin = cuda_unpin,
         .stream_create = cuda_stream_create,
         .stream_destroy = cuda_stream_destroy,
-        .stream_sync = cuda_stream_sync,
+        .stream_sync = sw_cuda_stream_sync,
         .prepare = cuda_prepare,
         .event_create = cuda_event_create,
         .event_destroy = cuda_event_destroy,
@@ -431,6 +431,9 @@ static void cuda_ops_fill(void) {
         .copy_d2h = cuda_copy_d2h,
         .copy_d2d = cuda_copy_d2d,
         .zero = cuda_zero,
+        .file_open = sw_cuda_file_open,
+        .file_close = sw_cuda_file_close,
+        .file_read = sw_cuda_file_read,
     };
     sw_cuda_operators(&cuda_ops);
 }

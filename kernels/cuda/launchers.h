@@ -37,6 +37,10 @@ cudaError_t sw_cuda_swiglu_backward(cudaStream_t s, enum sw_dtype dtype, void *d
 cudaError_t sw_cuda_round(cudaStream_t s, enum sw_dtype dtype, void *dst, const float *src,
                           uint64_t count);
 
+/* word_sum.cu: parts [SW_CUDA_WORD_PARTS], whose sum is that of base/word_sum.h. */
+enum { SW_CUDA_WORD_PARTS = 128 };
+cudaError_t sw_cuda_word_parts(cudaStream_t s, uint64_t *parts, const void *data, uint64_t bytes);
+
 /* norm.cu */
 cudaError_t sw_cuda_sum(cudaStream_t s, double *out, const float *x, uint64_t n);
 cudaError_t sw_cuda_round_norm(cudaStream_t s, void *dst, enum sw_dtype dst_dtype, const float *src,
