@@ -749,10 +749,7 @@ int sw_executor_idle(struct sw_executor *ex) {
         pthread_cond_wait(&ex->progress, &ex->lock);
     pthread_mutex_unlock(&ex->lock);
     sw_alloc_guard_leave();
-    int ret = error_of(ex);
-    for (uint32_t l = 0; l < ex->lane_count && ret == 0; l++)
-        if (ex->lanes[l].stream) ret = ex->device_ops->stream_sync(ex->lanes[l].stream);
-    return ret;
+    return error_of(ex);
 }
 
 int sw_run_decide(struct sw_run *run, int cancel) {

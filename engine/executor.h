@@ -108,8 +108,8 @@ int sw_executor_active(struct sw_executor *ex);
 int sw_executor_wait(struct sw_executor *ex);
 void sw_executor_nudge(struct sw_executor *ex); /* any thread */
 
-/* Waits until every pushed turn has ended. The next turn must be one built without a predecessor.
- */
+/* Waits until every pushed turn has ended, with its work on devices. The next turn must be one
+ * built without a predecessor. */
 int sw_executor_idle(struct sw_executor *ex);
 
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
