@@ -77,6 +77,18 @@ def a_gpu_has_one_rank():
 
 
 @t.test
+def gpus_that_do_not_find_each_other_are_told():
+    with t.folder() as tmp:
+        run = job(2, f"{tmp}/out", *CUDA, "--rank-timeout", 3, rc=None,
+                  env={**ENV, "STANDIN_NCCL": "apart"})
+        t.check(run.rc != 0 and run.seconds < 40, f"{run.rc} after {run.seconds:.1f} s", run)
+        says = (r"error: collective: 2 GPUs, of which ranks [01] to [01] are here, did not come "
+                r"together within 3 s; NCCL_SOCKET_IFNAME")
+        t.check(re.search(says, run.text), "error", run)
+        t.check(not os.path.exists(f"{tmp}/out"), "something was made", run)
+
+
+@t.test
 def a_process_that_is_killed_ends_the_others():
     with t.folder() as tmp:
         process = launch(2, f"{tmp}/out", *CUDA, "--optimizer", "nvme", "--rank-timeout", 5,

@@ -180,6 +180,20 @@ def the_programs_take_the_packed_libraries():
     t.check(counted > 10, f"{counted} libraries")
 
 
+def symbols(path, *options):
+    said = subprocess.run(["nm", *options, path], check=True, stdout=subprocess.PIPE, text=True)
+    return {line.split()[-1] for line in said.stdout.splitlines() if " nccl" in line}
+
+
+@t.test
+def what_stands_for_a_missing_nccl_has_all_that_is_called():
+    """Else the plugin could not be opened there, for one GPU either."""
+    folder = os.path.join(t.ROOT, "build", "release")
+    called = symbols(folder + "/kernels/cuda/group_nccl.c.o", "-u")
+    absent = symbols(folder + "/gpu/libnccl.so.2", "-D", "--defined-only")
+    t.check(len(called) > 8 and not called - absent, f"missing: {called - absent}")
+
+
 @t.test
 def a_library_that_is_missing_is_named_with_where_it_was_looked_for():
     folder = bundle()

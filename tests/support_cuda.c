@@ -42,14 +42,14 @@ void cuda_device_close(struct cuda_device *d) {
     d->ops->close(d->device);
 }
 
-void cuda_use_cufile(void) {
+int cuda_use_cufile(void) {
     char path[600], self[512];
     const ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     assert_true(length > 0);
     self[length] = '\0';
     *strrchr(self, '/') = '\0';
     snprintf(path, sizeof(path), "%s/preload/cufile.so", self);
-    setenv("SPILLWAY_CUFILE", path, 1);
+    return access(path, R_OK) == 0 && setenv("SPILLWAY_CUFILE", path, 1) == 0;
 }
 
 int cuda_is_standin(const struct cuda_device *d) {

@@ -17,9 +17,9 @@ struct cuda_device {
 void cuda_device_open(struct cuda_device *d, int index);
 void cuda_device_close(struct cuda_device *d);
 
-/* Names the stand-in's cuFile (tests/preload/cufile.c) for files that devices read. Before the
- * first one is opened. */
-void cuda_use_cufile(void);
+/* Names the stand-in's cuFile (tests/preload/cufile.c) for files that devices read: 1; 0: it is not
+ * here, as in a bundle for GPUs. Before the first one is opened. */
+int cuda_use_cufile(void);
 
 int cuda_is_standin(const struct cuda_device *d);
 /* Skips the test that calls it on a GPU, as it needs something of the stand-in's. */

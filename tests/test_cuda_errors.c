@@ -32,7 +32,7 @@ static void count_errors(enum sw_log_level level, const char *line, void *ctx) {
 static int open_watcher(void **state) {
     (void)state;
     setenv("STANDIN_DEVICES", "2", 1);
-    cuda_use_cufile();
+    assert_true(cuda_use_cufile());
     file = open("/proc/self/exe", O_RDONLY);
     cuda_device_open(&watcher, 0);
     sw_log_set_sink(count_errors, NULL);

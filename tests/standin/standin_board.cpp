@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <fcntl.h>
 #include <map>
 #include <sys/mman.h>
@@ -89,7 +90,9 @@ std::shared_ptr<Board> board_join(const ncclUniqueId &id, int size, int local) {
     close(fd);
     board->base = static_cast<char *>(base);
     board->head().joined += (uint64_t)local;
-    while (board->head().joined < (uint64_t)size)
+    const char *text = getenv("STANDIN_NCCL");
+    const bool never = text && !strcmp(text, "apart");
+    while (never || board->head().joined < (uint64_t)size)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     board_forget(id);
     return board;

@@ -10,7 +10,8 @@
  * message and its receiver to be of one size.
  *
  * STANDIN_NCCL_FAIL=N: call N of each communicator (from 1) never ends, and is an asynchronous
- * error, until the communicator is aborted. STANDIN_NCCL=hang: none ends, without an error;
+ * error, until the communicator is aborted. STANDIN_NCCL=apart: processes never find each other;
+ * STANDIN_NCCL=hang: no call ends, without an error;
  * STANDIN_NCCL=wrong: the last byte that a rank gets from others is wrong. */
 #include "standin_nccl.h"
 
