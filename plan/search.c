@@ -517,16 +517,23 @@ static int search(struct search *s, const struct sw_plan_step *decided, struct s
     return ret;
 }
 
-int sw_plan_search(const struct sw_plan_case *c, const struct sw_plan_decision *d,
-                   struct sw_plan_found *out) {
+int sw_plan_take(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                 struct sw_plan_found *out) {
     const struct sw_plan_step *decided = &d->steps[d->chosen];
     *out = (struct sw_plan_found){.step = *decided};
-    int ret = sw_simulate(c, &decided->fit, NULL, &out->times);
+    const int ret = sw_simulate(c, &decided->fit, NULL, &out->times);
     out->decided_step_s = out->times.step_s;
-    out->not_searched = missing_rate(&out->times);
-    if (ret < 0 || out->not_searched) return ret;
+    return ret;
+}
+
+int sw_plan_search(const struct sw_plan_case *c, const struct sw_plan_decision *d,
+                   struct sw_plan_found *out) {
+    int ret = sw_plan_take(c, d, out);
+    out->missing = missing_rate(&out->times);
+    if (ret < 0 || out->missing) return ret;
     struct search s = {.c = c, .entries = malloc(ENTRIES_MAX * sizeof(struct entry))};
-    ret = s.entries ? search(&s, decided, out) : -ENOMEM;
+    ret = s.entries ? search(&s, &d->steps[d->chosen], out) : -ENOMEM;
+    out->is_searched = ret == 0;
     if (ret == -ENOMEM) sw_error("no memory to search placements");
     free(s.entries);
     return ret;

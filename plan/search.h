@@ -14,12 +14,18 @@
 struct sw_plan_found {
     struct sw_plan_step step;
     struct sw_simulation times;
-    double decided_step_s;    /* of the placement that the rule chose */
-    uint32_t fitted, played;  /* placements that were looked at, and those with a step's time */
-    const char *not_searched; /* why: a rate that is unknown, or NULL */
+    double decided_step_s;   /* of the placement that the rule chose */
+    uint32_t fitted, played; /* placements that were looked at, and those with a step's time */
+    int is_searched;
+    const char *missing; /* the rate for want of which nothing was searched, or NULL */
 };
 
-/* From a decision that found something that fits. 0 or -errno, reported. */
+/* The rule's choice and its times, of a decision that found something that fits. 0 or -errno,
+ * reported. */
+int sw_plan_take(const struct sw_plan_case *c, const struct sw_plan_decision *decided,
+                 struct sw_plan_found *out);
+
+/* Goes on from there. */
 int sw_plan_search(const struct sw_plan_case *c, const struct sw_plan_decision *decided,
                    struct sw_plan_found *out);
 

@@ -178,7 +178,8 @@ def unknown_rates_are_said_to_be_unknown():
 
 @t.test
 def tokens_of_a_step_set_its_micro_batches():
-    report = plan("llama-3-8b", "--machine", "8xh100", "--tokens", "96K", "--seq-len", 4096)
+    report = plan("llama-3-8b", "--machine", "8xh100", "--tokens", "96K", "--seq-len", 4096,
+                  "--no-search")
     t.equal(report["step"]["tokens"], 98304, "three micro-batches on eight ranks")
     command = report["decision"]["command"]
     t.equal(command[command.index("--accumulate") + 1], "3", "in the offered line")

@@ -38,7 +38,7 @@ static void search(void) {
     if (sw_plan_case_settle(&c) || sw_plan_decide(&c, &d)) fail_msg("%s", log_text());
     assert_true(d.chosen >= 0);
     if (sw_plan_search(&c, &d, &found)) fail_msg("%s", log_text());
-    assert_null(found.not_searched);
+    assert_true(found.is_searched && !found.missing);
     assert_true(found.step.fit.fits);
 }
 
@@ -162,7 +162,8 @@ static void without_rates_nothing_is_searched(void **state) {
     assert_int_equal(sw_plan_case_settle(&c), 0);
     assert_int_equal(sw_plan_decide(&c, &d), 0);
     assert_int_equal(sw_plan_search(&c, &d, &found), 0);
-    assert_string_equal(found.not_searched, "flops_per_s");
+    assert_string_equal(found.missing, "flops_per_s");
+    assert_false(found.is_searched);
     assert_int_equal(found.played, 0);
     assert_memory_equal(&found.step, &d.steps[d.chosen], sizeof(found.step));
     done();

@@ -72,9 +72,9 @@ static int print(const struct sw_plan_command_options *o, const struct sw_plan_c
 static int answer(const struct sw_plan_command_options *o, const struct sw_parsed *parsed,
                   const struct sw_plan_case *c, const struct sw_plan_decision *d,
                   struct sw_plan_answer *a) {
-    int count, ret = sw_plan_search(c, d, &a->found);
+    int count, ret = o->no_search ? sw_plan_take(c, d, &a->found) : sw_plan_search(c, d, &a->found);
     const struct sw_fit *fit = &a->found.step.fit;
-    if (ret == 0 && !a->found.not_searched) ret = sw_plan_balance(c, fit, &a->balance);
+    if (ret == 0 && a->found.is_searched) ret = sw_plan_balance(c, fit, &a->balance);
     if (ret < 0) return SW_EXIT_FAILED;
     a->words = sw_plan_words(parsed, c, &a->found.step, &count);
     if (!a->words) return SW_EXIT_FAILED;

@@ -13,6 +13,8 @@ static const struct sw_option own[] = {
      FIELD(nodes), .fallback = "1", .help = "machines like it, each with a process of --ranks"},
     {"tokens", .section = "Plan", .value = "N", .kind = SW_OPTION_SIZE, FIELD(tokens),
      .help = "of a step, at least, over all ranks: sets --accumulate"},
+    {"no-search", .section = "Plan", .kind = SW_OPTION_FLAG, FIELD(no_search),
+     .help = "the placement that the rule chooses, without a search for a faster one"},
     {"sweep", .section = "Plan", .value = "WHAT[=FROM..TO]", .kind = SW_OPTION_TEXT, FIELD(sweep),
      .help =
          "step time and step clock over tokens, nvme, pcie, ram, gpus, adam or flops, from an\n"

@@ -11,7 +11,7 @@ struct sw_plan_command_options {
     struct sw_train_options train; /* first: the options of train keep their places */
     uint32_t nodes;
     uint64_t tokens;
-    int json;
+    int no_search, json;
     const char *sweep, *sweep_page; /* NULL: none */
 };
 

@@ -37,9 +37,10 @@ void sw_plan_say_placement(const struct sw_train_options *o, uint32_t ranks, cha
 
 static void print_found(const struct sw_plan_case *c, const struct sw_plan_found *f, FILE *out) {
     char placement[512], text[1024], step[32], rule[32];
-    if (f->not_searched) {
+    if (!f->is_searched && !f->missing) return;
+    if (f->missing) {
         fprintf(out, "\nno faster placement was searched: the profile does not tell %s\n",
-                f->not_searched);
+                f->missing);
         return;
     }
     sw_plan_say_placement(&f->step.fit.options, c->options.ranks * c->nodes, placement,
@@ -59,7 +60,7 @@ static void print_found(const struct sw_plan_case *c, const struct sw_plan_found
 static void print_balance(const struct sw_plan_answer *a, FILE *out) {
     const struct sw_plan_balance *b = &a->balance;
     char text[512], tokens[32], step[32], compute[32];
-    if (a->found.not_searched) return;
+    if (!a->found.is_searched) return;
     if (b->tokens == 0)
         snprintf(text, sizeof(text),
                  "No step of up to %s tokens takes less than %.0f%% more than its computation.",
@@ -98,10 +99,11 @@ json_t *sw_plan_search_json(const struct sw_plan_case *c, const struct sw_plan_a
     const struct sw_plan_found *f = &a->found;
     const struct sw_plan_balance *b = &a->balance;
     (void)c;
-    return json_pack("{s:s?, s:i, s:i, s:f, s:f, s:f, s:o, s:o}", "not_searched", f->not_searched,
-                     "looked_at", (int)f->fitted, "played", (int)f->played, "decided_step_s",
-                     f->decided_step_s, "step_s", f->times.step_s, "compute_s", f->times.compute_s,
-                     "placement", placement_json(&f->step.fit.options), "balance",
+    return json_pack("{s:b, s:s?, s:i, s:i, s:f, s:f, s:f, s:o, s:o}", "searched", f->is_searched,
+                     "missing", f->missing, "looked_at", (int)f->fitted, "played", (int)f->played,
+                     "decided_step_s", f->decided_step_s, "step_s", f->times.step_s, "compute_s",
+                     f->times.compute_s, "placement", placement_json(&f->step.fit.options),
+                     "balance",
                      b->tokens == 0 ? json_null()
                                     : json_pack("{s:I, s:f, s:f}", "tokens", (json_int_t)b->tokens,
                                                 "step_s", b->step_s, "compute_s", b->compute_s));

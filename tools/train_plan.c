@@ -78,10 +78,10 @@ static int search(struct sw_train_plan *p, const struct sw_plan_case *c,
     if (ret == 0 && d->chosen < 0) snprintf(p->why_not, sizeof(p->why_not), "nothing fits");
     if (ret == 0 && d->chosen >= 0) {
         ret = sw_plan_search(c, d, &p->found);
-        p->is_made = ret == 0 && !p->found.not_searched;
-        if (p->found.not_searched)
+        p->is_made = ret == 0 && p->found.is_searched;
+        if (p->found.missing)
             snprintf(p->why_not, sizeof(p->why_not), "the profile does not tell %s",
-                     p->found.not_searched);
+                     p->found.missing);
     }
     free(d);
     if (p->is_made) apply(o, &p->found.step.fit);
