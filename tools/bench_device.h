@@ -39,8 +39,8 @@ int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int o
 int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s);
 
 /* The operations of a model's units on random numbers, each alone: fills all of `out` but its key,
- * in about `seconds`. Takes memory for the weights and gradients of a layer, and of the embedding
- * and the head whole. */
+ * in about `seconds`. Takes memory for the weights and gradients of a layer, or of the whole head,
+ * several times: 0.5 GB at least. */
 int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
                    enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
                    struct sw_machine_model *out);

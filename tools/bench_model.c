@@ -12,14 +12,23 @@
 
 enum { OPERATIONS = 11, PATTERN_ELEMENTS = 1 << 20, ROUNDED_ELEMENTS = 16 << 20 };
 
+/* A step comes to a unit's weights after those of all others: no cache has them any more. So many
+ * bytes of weights are gone through in turn, and a few accumulators, as a run has them. */
+#define COLD_BYTES (512ull << 20)
+enum { COPIES_MAX = 64, ACCS = 2 };
+
 struct units {
     const struct sw_device_handle *device;
     const struct sw_model *model;
     struct sw_stream *stream;
     struct sw_llama llama;
-    uint64_t tokens;
+    enum sw_dtype dtype;
+    uint64_t tokens, most; /* most: elements of the layer, or of all parts of the head */
+    uint32_t copies, turn;
+    char *weights; /* of the call at hand */
+    float *acc;
     /* Device memory, one block for each. */
-    void *workspace, *weights, *acc, *x, *out, *dx, *dx32, *stats, *targets, *loss;
+    void *workspace, *all_weights, *all_accs, *x, *out, *dx, *dx32, *stats, *targets, *loss;
     struct sw_llama_head parts[SW_PARTS_MAX];
 };
 
@@ -49,14 +58,14 @@ struct block {
 };
 enum { BLOCKS = 10 };
 
-static void list_blocks(struct units *u, enum sw_dtype dtype, uint64_t batch, uint64_t time,
-                        struct block out[BLOCKS]) {
-    const uint64_t element = sw_dtype_bytes(dtype), most = largest(u->model);
+static void list_blocks(struct units *u, uint64_t batch, uint64_t time, struct block out[BLOCKS]) {
+    const enum sw_dtype dtype = u->dtype;
+    const uint64_t element = sw_dtype_bytes(dtype);
     const uint64_t activation = u->tokens * u->model->config.hidden * element;
     const struct block blocks[BLOCKS] = {
         {&u->workspace, sw_llama_workspace_bytes(u->model, u->device, dtype, batch, time, 1)},
-        {&u->weights, most * element},
-        {&u->acc, most * sizeof(float)},
+        {&u->all_weights, u->copies * u->most * element},
+        {&u->all_accs, ACCS * u->most * sizeof(float)},
         {&u->x, activation},
         {&u->out, activation},
         {&u->dx, activation},
@@ -105,9 +114,10 @@ static int upload_tokens(struct units *u) {
     return ret;
 }
 
-static int fill(struct units *u, enum sw_dtype dtype) {
+static int fill(struct units *u) {
+    const enum sw_dtype dtype = u->dtype;
     const uint64_t activations = u->tokens * u->model->config.hidden;
-    int ret = upload_pattern(u, u->weights, dtype, largest(u->model));
+    int ret = upload_pattern(u, u->all_weights, dtype, u->copies * u->most);
     if (ret == 0) ret = upload_pattern(u, u->x, dtype, activations);
     if (ret == 0) ret = upload_pattern(u, u->dx, dtype, activations);
     if (ret == 0) ret = upload_pattern(u, u->dx32, SW_FP32, activations);
@@ -115,22 +125,30 @@ static int fill(struct units *u, enum sw_dtype dtype) {
 }
 
 /* The parts of the head lie one behind the other in the same memory. */
-static void lay_out_head(struct units *u, enum sw_dtype dtype) {
+static void lay_out_head(struct units *u) {
     uint64_t at = 0;
     for (uint32_t part = 0; part < u->model->parts; part++) {
         const struct sw_unit *unit = &u->model->units[sw_model_head_unit(u->model, part)];
         u->parts[part] = (struct sw_llama_head){
             .unit = unit,
-            .matrix = (char *)u->weights + at * sw_dtype_bytes(dtype),
+            .matrix = u->weights + at * sw_dtype_bytes(u->dtype),
             .x = u->x,
             .targets = u->targets,
             .scale = 1.0F / (float)u->tokens,
             .stats = u->stats,
-            .d_matrix = (float *)u->acc + at,
+            .d_matrix = u->acc + at,
             .dx_accumulate = part + 1 < u->model->parts,
         };
         at += unit->count;
     }
+}
+
+/* The next call finds other weights. */
+static void turn_over(struct units *u) {
+    u->turn++;
+    u->weights = (char *)u->all_weights + u->turn % u->copies * u->most * sw_dtype_bytes(u->dtype);
+    u->acc = (float *)u->all_accs + u->turn % ACCS * u->most;
+    lay_out_head(u);
 }
 
 /* ---- operations ---- */
@@ -219,12 +237,15 @@ static const struct operation operations[OPERATIONS] = {
 static int time_operation(struct units *u, const struct operation *operation, double seconds,
                           double *each) {
     double times[SW_BENCH_ROUNDS_MAX];
-    int rounds = 0, ret = operation->run(u);
+    int rounds = 0, ret;
+    if (u->copies) turn_over(u);
+    ret = operation->run(u);
     if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
     const double start = sw_bench_now();
     while (ret == 0 && rounds < SW_BENCH_ROUNDS_MAX &&
            (rounds < SW_BENCH_ROUNDS_MIN || sw_bench_now() - start < seconds)) {
         if (sw_bench_stopped()) return -EINTR;
+        if (u->copies) turn_over(u);
         const double begin = sw_bench_now();
         ret = operation->run(u);
         if (ret == 0) ret = u->device->ops->stream_sync(u->stream);
@@ -234,16 +255,15 @@ static int time_operation(struct units *u, const struct operation *operation, do
     return ret;
 }
 
-static int measure(struct units *u, enum sw_dtype dtype, uint64_t batch, uint64_t time,
-                   double seconds, struct sw_machine_model *out) {
+static int measure(struct units *u, uint64_t batch, uint64_t time, double seconds,
+                   struct sw_machine_model *out) {
     const struct sw_device_ops *ops = u->device->ops;
     int ret = ops->stream_create(u->device->device, &u->stream);
     if (ret == 0) ret = ops->prepare(u->stream, 1);
     if (ret == 0)
-        ret = sw_llama_open(&u->llama, u->model, u->device, dtype, batch, time, 1, u->workspace,
+        ret = sw_llama_open(&u->llama, u->model, u->device, u->dtype, batch, time, 1, u->workspace,
                             u->stream);
-    if (ret == 0) ret = fill(u, dtype);
-    lay_out_head(u, dtype);
+    if (ret == 0) ret = fill(u);
     for (int i = 0; i < OPERATIONS && ret == 0; i++) {
         double each;
         ret = time_operation(u, &operations[i], seconds / OPERATIONS, &each);
@@ -256,15 +276,21 @@ static int measure(struct units *u, enum sw_dtype dtype, uint64_t batch, uint64_
 int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
                    enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
                    struct sw_machine_model *out) {
-    struct units u = {.device = d, .model = model, .tokens = batch * time};
+    struct units u = {.device = d,
+                      .model = model,
+                      .dtype = dtype,
+                      .tokens = batch * time,
+                      .most = largest(model)};
     struct block blocks[BLOCKS];
     int opened = 0, ret = 0;
-    list_blocks(&u, dtype, batch, time, blocks);
+    const uint64_t copies = COLD_BYTES / (u.most * sw_dtype_bytes(dtype)) + 1;
+    u.copies = copies < COPIES_MAX ? (uint32_t)copies : COPIES_MAX;
+    list_blocks(&u, batch, time, blocks);
     while (opened < BLOCKS && ret == 0) {
         ret = d->ops->alloc(d->device, blocks[opened].bytes, blocks[opened].place);
         opened += ret == 0;
     }
-    if (ret == 0) ret = measure(&u, dtype, batch, time, seconds, out);
+    if (ret == 0) ret = measure(&u, batch, time, seconds, out);
     while (opened > 0) {
         opened--;
         d->ops->free(d->device, *blocks[opened].place, blocks[opened].bytes);
@@ -281,14 +307,14 @@ struct rounding {
 
 static int round_once(struct units *u) {
     struct rounding *r = (struct rounding *)u;
-    return u->device->ops->round_norm(u->stream, r->rounded, SW_BF16, u->acc, ROUNDED_ELEMENTS,
+    return u->device->ops->round_norm(u->stream, r->rounded, SW_BF16, u->all_accs, ROUNDED_ELEMENTS,
                                       r->sums, r->bad);
 }
 
 int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s) {
     struct rounding r = {.u = {.device = d}};
     const struct operation operation = {.run = round_once};
-    const struct block blocks[] = {{&r.u.acc, ROUNDED_ELEMENTS * sizeof(float)},
+    const struct block blocks[] = {{&r.u.all_accs, ROUNDED_ELEMENTS * sizeof(float)},
                                    {&r.rounded, ROUNDED_ELEMENTS * sizeof(sw_bf16)},
                                    {&r.sums, ROUNDED_ELEMENTS / SW_NORM_BLOCK * sizeof(double)},
                                    {&r.bad, sizeof(struct sw_nonfinite)}};
@@ -301,7 +327,7 @@ int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *
     }
     if (ret == 0) ret = d->ops->stream_create(d->device, &r.u.stream);
     if (ret == 0) ret = d->ops->prepare(r.u.stream, 0);
-    if (ret == 0) ret = upload_pattern(&r.u, r.u.acc, SW_FP32, ROUNDED_ELEMENTS);
+    if (ret == 0) ret = upload_pattern(&r.u, r.u.all_accs, SW_FP32, ROUNDED_ELEMENTS);
     if (ret == 0) ret = time_operation(&r.u, &operation, seconds, &each);
     if (r.u.stream) d->ops->stream_destroy(r.u.stream);
     while (opened > 0) {

@@ -220,8 +220,6 @@ void sw_plan_print(const struct sw_plan_case *c, const struct sw_plan_decision *
     if (c->subject->kind != SW_SUBJECT_FILES)
         fprintf(out, ", with the folder of your model in the place of %s", c->subject->name);
     if (c->subject->bias_params) fprintf(out, " (which train refuses today, for its biases)");
-    if (c->nodes > 1 && c->options.device == SW_DEVICE_CUDA)
-        fprintf(out, " (train refuses GPUs in several processes today)");
     fprintf(out, ":\n ");
     if (c->nodes > 1) fprintf(out, " mpirun -np %" PRIu32, c->nodes);
     sw_print_quoted(program_invocation_name, out);

@@ -150,7 +150,7 @@ def measure_well(*args):
     return tries[len(tries) // 2]
 
 
-def differences(told, moved, memory, ranks):
+def differences(told, moved, memory):
     """What a step moves and what tiers hold, where plan and run differ."""
     planned = {lane["lane"]: lane["bytes"] for lane in told["times"]["lanes"]}
     others = [f"{lane}: {planned[lane]:.0f}, {moved[lane]}" for lane in TRAFFIC
@@ -160,8 +160,7 @@ def differences(told, moved, memory, ranks):
         if row["what"] != PROGRAM:
             held[row["tier"]] += row["bytes"]
     others += [f"{tier}: {held[tier]} held, {memory[tier]}" for tier in memory
-               if abs(held[tier] * (1 if tier == "device" else 1 / ranks) - memory[tier])
-               > 0.02 * memory[tier]]
+               if abs(held[tier] - memory[tier]) > 0.02 * memory[tier]]
     return "; ".join(others) or "the same"
 
 
@@ -214,9 +213,8 @@ def main():
                                                     offered(told), arguments.steps)
         error = times["step_s"] / step_s - 1
         errors.append(abs(error))
-        ranks = int(options[options.index("--ranks") + 1]) if "--ranks" in options else 1
         print(f"| {name} | {times['step_s']:.3f} s | {step_s:.3f} s | {100 * error:+.1f}% | "
-              f"{times['step_clock']}, {clock} | {differences(told, moved, memory, ranks)} |",
+              f"{times['step_clock']}, {clock} | {differences(told, moved, memory)} |",
               flush=True)
     print(f"\nerror: {100 * statistics.median(errors):.1f}% in the median, "
           f"{100 * max(errors):.1f}% at worst, of {len(errors)} cases")
