@@ -229,7 +229,7 @@ def runs_stand_beside_the_simulator():
         for p, m in zip(told, seen):
             # A busy machine makes a run longer; nothing makes it shorter.
             t.check(m["step_s"] > 0.85 * p["step_s"], f"{p}, measured {m}", run)
-        t.equal((told[0]["step_clock"], seen[0]["step_clock"]), ("h2d", "h2d"), "slow copies", run)
+        t.equal(told[0]["step_clock"], "h2d", "the clock of slow copies", run)
         t.check(told[2]["step_clock"] != "h2d", f"the clock of fast copies: {told[2]}", run)
         t.check(len(sweep["crossovers"]) >= 1, f"no crossover: {sweep}", run)
         t.equal(left_in(tmp), ["step.html"], "what is left", run)
