@@ -203,6 +203,7 @@ struct what_if {
     const struct sw_plan_case *c;
     const struct sw_plan_step *step;
     enum sw_sweep_what what;
+    int no_search;
     double own;
     struct sw_plan_decision *decision; /* of a point */
     struct sw_plan_found *found;
@@ -239,7 +240,8 @@ static int decide(const struct what_if *w, const struct sw_plan_case *c,
                   const struct sw_plan_step **step) {
     int ret = sw_plan_decide(c, w->decision);
     if (ret < 0 || w->decision->chosen < 0) return ret;
-    ret = sw_plan_search(c, w->decision, w->found);
+    ret = w->no_search ? sw_plan_take(c, w->decision, w->found)
+                       : sw_plan_search(c, w->decision, w->found);
     *step = ret == 0 ? &w->found->step : NULL;
     return ret;
 }
@@ -326,7 +328,7 @@ static int range_of(const struct sw_plan_case *c, const struct sw_sweep_range *r
 int sw_sweep_case(const struct sw_plan_case *c, const struct sw_plan_step *step,
                   const struct sw_sweep_range *range, struct sw_sweep *out) {
     double values[SW_SWEEP_POINTS_MAX], from = 0, to = 0;
-    struct what_if w = {.c = c, .step = step, .what = range->what};
+    struct what_if w = {.c = c, .step = step, .what = range->what, .no_search = range->no_search};
     /* Rates and sizes are whole, too. */
     *out = (struct sw_sweep){.grain = range->what == SW_SWEEP_TOKENS ? micro_tokens(c) : 1};
     int ret = sw_sweep_own(c, range->what, &w.own);

@@ -26,6 +26,7 @@ struct sw_sweep_range {
     enum sw_sweep_what what;
     double from, to;
     uint32_t points; /* aimed at; 0: SW_SWEEP_POINTS_USUAL */
+    int no_search;   /* plans of a point's own are the rule's, as the case's is */
 };
 
 /* "nvme", "tokens=16K..1M". 0 or -EINVAL, reported as one of the option's. */

@@ -128,8 +128,11 @@ def what_does_not_fit(args):
 
 @t.test
 def gpus_and_throttles_are_swept():
-    gpus = plan("7B", "--machine", "8xh100", "--tokens", "32K", "--sweep", "gpus")["sweep"]
+    gpus = plan("7B", "--machine", "8xh100", "--tokens", "32K", "--no-search", "--sweep",
+                "gpus")["sweep"]
     t.equal([p["value"] for p in gpus["points"]], [1, 2, 4, 8, 16, 32, 64], "GPUs")
+    own = gpus["points"][3]
+    t.equal((own["own"], own["fits"], own["decided_anew"]), (True, True, False), "its own value")
     with t.folder() as tmp:
         args = case(profile(tmp), "--sim-pcie", "20M,10M", "--sweep", "pcie")
         sweep = plan(*args)["sweep"]

@@ -32,6 +32,7 @@ static int sweep(const struct sw_plan_command_options *o, const struct sw_plan_c
                  const struct sw_plan_step *step, struct what_if *out) {
     struct sw_sweep_range range;
     int ret = sw_sweep_parse(o->sweep, &range);
+    range.no_search = o->no_search;
     if (ret == 0) ret = sw_sweep_case(c, step, &range, &out->sweep);
     snprintf(out->about, sizeof(out->about), "%.250s on %s", c->subject->name, c->machine->name);
     out->view = (struct sw_sweep_view){range.what, out->about, &out->sweep, NULL};
