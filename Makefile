@@ -307,6 +307,8 @@ $(O)/tests/bench/null_lanes: $(O)/tests/bench/null_lanes.c.o $(tool_objs) $(O)/l
 	@echo "  LINK  $@"
 	$(Q)$(CXX) $(common) $^ -Wl,--wrap=sw_executor_open,--wrap=sw_adam_update \
 	  $(libs) -o $@
+# Turns of a plan, on lanes that do nothing.
+$(O)/tests/bench/turn_cost: $(O)/tests/support_plan.c.o $(O)/tests/support_null_lanes.c.o
 bench-tools: $(bench_tools)
 
 # The CPU Adam is usable on its own: this one links with nothing but base/.
