@@ -571,6 +571,7 @@ static int open_runs(struct sw_executor *ex, uint32_t tasks_max) {
     for (int i = 0; i < SW_RUNS_KEPT; i++) {
         struct sw_run *run = &ex->runs[i];
         run->rank_count = ex->rank_count;
+        run->adam_lane = ex->adam_lane;
         run->start_ns = calloc(each, sizeof(uint64_t));
         run->end_ns = calloc(each, sizeof(uint64_t));
         run->bytes = calloc(each, sizeof(uint64_t));

@@ -36,7 +36,8 @@ struct sw_run {
     uint64_t *bytes;             /* likewise; the trainer's: what it moved */
 
     uint64_t base[SW_LANE_COUNT], base_before[SW_LANE_COUNT]; /* the executor's */
-    uint32_t *positions; /* by task, in its lane: the step clock's scratch */
+    uint32_t *positions;      /* by task, in its lane: the step clock's scratch */
+    const uint8_t *adam_lane; /* by rank, as in sw_executor_ranks; NULL: one for all */
     uint32_t lanes_left;
 };
 
@@ -115,7 +116,8 @@ int sw_executor_idle(struct sw_executor *ex);
 void sw_executor_abort(struct sw_executor *ex, int error); /* any thread; the first error stays */
 
 /* The step clock of a run that has ended: walks back from the task that ended last to whichever
- * predecessor of the same rank ended last; share[lane] is the lane's part of the path. Returns the
+ * predecessor ended last: what it waited for, or what its lane did before, on the host for other
+ * ranks too; share[lane] is the lane's part of the path. Returns the
  * largest. The run's positions are written, so one thread at a time. */
 enum sw_lane sw_run_step_clock(const struct sw_run *run, double share[SW_LANE_COUNT]);
 

@@ -186,6 +186,7 @@ static int open_times(struct simulation *s) {
     const size_t count = (size_t)turn->task_count * s->ranks;
     s->times = (struct sw_run){.turn = turn,
                                .rank_count = s->ranks,
+                               .adam_lane = s->rates.nodes.of,
                                .start_ns = calloc(count, sizeof(uint64_t)),
                                .end_ns = calloc(count, sizeof(uint64_t)),
                                .positions = calloc(turn->task_count, sizeof(uint32_t))};

@@ -320,6 +320,41 @@ static void the_step_clock_is_the_longest_on_the_path(void **state) {
     close_setup(&s);
 }
 
+/* The last rank's updates are short, those of the others before it on the same lane long: these are
+ * what its path goes through; with a lane for each rank they are not. */
+static void the_step_clock_follows_a_lane_over_its_ranks(void **state) {
+    (void)state;
+    enum { RANKS = 3, LAST = RANKS - 1 };
+    static const uint8_t own[RANKS] = {0, 1, 2};
+    struct setup s = {0};
+    open_setup(&s, SW_OVERLAP_NONE, SW_TIER_HOST, -1, RANKS);
+    const struct sw_turn *turn = &s.turns.first;
+    static uint64_t start[TASKS_MAX * RANKS], end[TASKS_MAX * RANKS];
+    uint32_t positions[TASKS_MAX];
+    struct sw_run run = {.turn = turn,
+                         .rank_count = RANKS,
+                         .start_ns = start,
+                         .end_ns = end,
+                         .positions = positions};
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < turn->task_count; i++) {
+        const int adam = turn->tasks[i].kind == SW_TASK_ADAM;
+        for (uint32_t r = 0; r < (is_joint(&turn->tasks[i]) ? 1 : RANKS); r++) {
+            const uint64_t index = sw_run_at(&run, &turn->tasks[i], r);
+            start[index] = at;
+            end[index] = at + (!adam ? 10 + r : r < LAST ? 1000 : 1);
+            if (adam) at = end[index];
+        }
+        if (!adam) at += 10 + LAST;
+    }
+    double share[SW_LANE_COUNT];
+    assert_int_equal(sw_run_step_clock(&run, share), SW_LANE_ADAM);
+    assert_true(share[SW_LANE_ADAM] > 0.9);
+    run.adam_lane = own;
+    assert_int_not_equal(sw_run_step_clock(&run, share), SW_LANE_ADAM);
+    close_setup(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tasks_start_after_what_they_wait_for),
@@ -327,6 +362,7 @@ int main(void) {
         cmocka_unit_test(a_step_is_cancelled_for_all_ranks_or_none),
         cmocka_unit_test(closing_while_turns_run_is_safe),
         cmocka_unit_test(the_step_clock_is_the_longest_on_the_path),
+        cmocka_unit_test(the_step_clock_follows_a_lane_over_its_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
