@@ -83,7 +83,7 @@ static int open_this(struct sw_machine *m) {
     /* GPUs that nobody has measured: how many there are and what they hold is seen at once. */
     const int gpus = sw_device_cuda_usable();
     struct sw_device_handle device;
-    const struct sw_cuda_device_options options = {.index = 0};
+    const struct sw_cuda_device_options options = {.loads_later = 1}; /* kernels take of it, too */
     if (gpus > 0 && sw_device_cuda_open(&device, &options) == 0) {
         m->gpus = gpus;
         m->gpu_memory_bytes = (double)device.ops->free_bytes(device.device);

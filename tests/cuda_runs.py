@@ -162,7 +162,8 @@ def direct_bytes(out):
 @t.test
 def weights_on_nvme_go_past_the_hosts_memory():
     """Through the stand-in's cuFile: the same bits, also where it brings a read in parts or has no
-    memory of its own to it; and every byte is counted. What it cannot do the host does as ever."""
+    memory of its own to it, and where copies of memory that is not pinned run late; and every byte
+    is counted. What it cannot do the host does as ever."""
     with t.folder() as tmp:
         cufile = {"SPILLWAY_CUFILE": t.preload("cufile")["LD_PRELOAD"],
                   "STANDIN_DEVICES": "2"}
@@ -179,7 +180,8 @@ def weights_on_nvme_go_past_the_hosts_memory():
                 if i > 0 and fault not in ("", "short"):
                     continue
                 out, count = f"{tmp}/{i}{fault or 'none'}", f"{tmp}/{i}{fault}.count"
-                run = train(out, *more, env={**cufile, "CUFILE_FAULT": fault,
+                late = {} if fault else {"STANDIN_PAGEABLE": "late", "STANDIN_STREAMS": "last"}
+                run = train(out, *more, env={**cufile, **late, "CUFILE_FAULT": fault,
                                              "CUFILE_COUNT": os.path.join(t.ROOT, count)})
                 t.check(outcome(out) == outcome(f"{tmp}/{i}"), f"{more} {fault}: other bits", run)
                 with open(count, encoding="ascii") as file:

@@ -32,7 +32,6 @@ static int open_devices(void **state) {
     setenv("STANDIN_DEVICES", "2", 1);
     setenv("STANDIN_MEMORY", "1000000000", 1);
     setenv("STANDIN_DRIFT", "10000", 1);
-    setenv("STANDIN_PAGEABLE", "late", 1); /* or a wait behind such a copy would not be needed */
     has_cufile = cuda_use_cufile();
     cuda_device_open(&devices[0], 0);
     device_count = sw_device_cuda_count() < DEVICES_MAX ? 1 : DEVICES_MAX;
