@@ -27,6 +27,7 @@
 #   gpu            gpu-check on the CPU stand-in, every row to its end
 #   report         the page of spillway report in a headless Chromium (Debian's package chromium),
 #                  on a phone and on a desk, light and dark, up to a million tasks
+#   pages          what docs/70b.md and docs/replay.md quote of plan, and what they derive by hand
 #   distributions  make quickstart and make test in a fresh chroot of each distribution
 #
 # Everything is kept in LONG_DIR (default: /var/tmp/spillway-long), so a second run is faster. What
@@ -144,7 +145,7 @@ coverage() {
 
 make --no-print-directory -j"$(nproc)" all || exit 1
 all="kills resume faults environment flat asan tsan broken waits coverage transformers ranks adam"
-all="$all avx512 world gpu report distributions"
+all="$all avx512 world gpu report pages distributions"
 for check in ${*:-$all}; do
     case $check in
         kills) stage kills python3 tests/long/kills.py ;;
@@ -164,6 +165,7 @@ for check in ${*:-$all}; do
         world) stage world world ;;
         gpu) stage gpu gpu ;;
         report) stage report python3 tests/long/report_browser.py ;;
+        pages) stage pages python3 tests/long/pages.py ;;
         distributions) stage distributions tests/long/distributions.sh "$long/distributions" ;;
         *)
             echo "check-long: no check named '$check'" >&2

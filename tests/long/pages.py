@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Pages of docs/ whose figures come from `spillway plan`: what they quote is what the program says,
-and what they derive is what their own numbers give. Of the release program alone: what others would
-say is the same, later (time limit: 400 s).
+and what they derive is what their own numbers give.
 
 A page is read like this. A line that begins with four blanks and "$ spillway" is a command, going
 on behind a backslash; lines that follow without a blank one between are quoted from its output, in
@@ -15,10 +14,13 @@ x for times; words and a colon may stand in front. Above a table, a comment says
 digit.
 """
 import json
+import os
 import re
 import shlex
+import sys
 
-import support as t
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import support as t  # noqa: E402
 
 PAGES = ["docs/replay.md", "docs/70b.md"]
 NUMBER = r"-?[0-9][0-9,]*(?:\.[0-9]+)?(?:e[0-9]+)?"
