@@ -187,7 +187,7 @@ def main():
     parser.add_argument("--out", default=os.path.join(ROOT, "build", "plan_true"))
     parser.add_argument("--only", action="append", help="a case; may come several times")
     parser.add_argument("--list", action="store_true", help="the cases' names")
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=6)
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(name for name, _ in CASES))
