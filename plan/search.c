@@ -89,6 +89,12 @@ static void read_choice(const struct sw_train_options *options, struct choice *c
     choice->late_top = o.late_top;
 }
 
+void sw_plan_place(struct sw_train_options *o, const struct sw_train_options *placed) {
+    struct choice choice;
+    read_choice(placed, &choice);
+    apply(&choice, o);
+}
+
 /* What train would refuse. */
 static int is_allowed(const struct choice *c) {
     const struct sw_tiers *t = c->tiers;

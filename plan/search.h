@@ -29,4 +29,7 @@ int sw_plan_take(const struct sw_plan_case *c, const struct sw_plan_decision *de
 int sw_plan_search(const struct sw_plan_case *c, const struct sw_plan_decision *decided,
                    struct sw_plan_found *out);
 
+/* Gives options the placement of others: what a search chooses, and nothing else. */
+void sw_plan_place(struct sw_train_options *o, const struct sw_train_options *placed);
+
 #endif

@@ -33,6 +33,8 @@ import traceback
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONFIG = os.environ.get("CONFIG") or "release"
+# What somebody measured here once decides no test and no benchmark.
+os.environ.setdefault("SPILLWAY_PROFILE", "")
 SPILLWAY = os.environ.get("SPILLWAY") or os.path.join(ROOT, "build", "spillway")
 DEVICE = os.environ.get("SPILLWAY_TEST_DEVICE")  # cuda: training that names no device is on a GPU
 SANITIZED = CONFIG in ("asan", "tsan")

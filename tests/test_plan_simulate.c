@@ -13,6 +13,7 @@
 
 #include "engine/turn_play.h"
 #include "tests/support_files.h"
+#include "tests/support_machine.h"
 
 enum { TASKS_MAX = 16, RANKS = 4 };
 
@@ -211,13 +212,7 @@ static struct sw_simulation simulate(struct sw_tiers params, struct sw_tiers opt
 }
 
 static void machine_of(double gpus) {
-    machine = (struct sw_machine){.name = "made up",
-                                  .gpus = gpus,
-                                  .gpu_memory_bytes = 1e12,
-                                  .cores = 4,
-                                  .memory_bytes = 1e12};
-    machine.drive_count = 1;
-    machine.drives[0] = (struct sw_machine_drive){.bytes = 1e13};
+    machine = made_machine(gpus);
 }
 
 /* SmolLM2-135M: 30 layers of hidden size 576, 9 heads of 64 with 3 for keys, inner size 1536, and a

@@ -13,6 +13,7 @@
 
 #include "plan/search.h"
 #include "tests/support_files.h"
+#include "tests/support_machine.h"
 
 /* ---- made-up step functions ---- */
 
@@ -162,13 +163,7 @@ static struct sw_plan_found found;
 static struct sw_sweep sweep;
 
 static void machine_of(double gpus) {
-    machine = (struct sw_machine){.name = "made up",
-                                  .gpus = gpus,
-                                  .gpu_memory_bytes = 1e12,
-                                  .cores = 4,
-                                  .memory_bytes = 1e12};
-    machine.drive_count = 1;
-    machine.drives[0] = (struct sw_machine_drive){.bytes = 1e13};
+    machine = made_machine(gpus);
 }
 
 /* A small model with these placements, where they are chosen. */

@@ -65,6 +65,13 @@ enum { SW_BENCH_ADAM_KINDS = 6 };
         .name = "json", .section = "Options", .help = "one JSON object instead of tables",         \
         .kind = SW_OPTION_FLAG, .offset = offsetof(struct options, json)                           \
     }
+#define SW_BENCH_OPTION_PROFILE                                                                    \
+    {                                                                                              \
+        .name = "profile", .value = "FILE", .section = "Options",                                  \
+        .help = "where to keep it, for plan --machine FILE",                                       \
+        .fallback = "the machine profile of this user", .kind = SW_OPTION_TEXT,                    \
+        .offset = offsetof(struct options, profile)                                                \
+    }
 #define SW_BENCH_OPTION_NVME                                                                       \
     {                                                                                              \
         .name = "nvme", .value = "DIR[,DIR...]", .section = "Options",                             \

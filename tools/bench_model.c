@@ -29,6 +29,7 @@ struct units {
     float *acc;
     /* Device memory, one block for each. */
     void *workspace, *all_weights, *all_accs, *x, *out, *dx, *dx32, *stats, *targets, *loss;
+    void *rounded, *sums, *bad; /* of the rounding alone */
     struct sw_llama_head parts[SW_PARTS_MAX];
 };
 
@@ -57,6 +58,19 @@ struct block {
     uint64_t bytes;
 };
 enum { BLOCKS = 10 };
+
+static int open_blocks(const struct sw_device_handle *d, const struct block *blocks, int count) {
+    int ret = 0;
+    for (int i = 0; i < count && ret == 0; i++)
+        ret = d->ops->alloc(d->device, blocks[i].bytes, blocks[i].place);
+    return ret;
+}
+
+/* Those that were opened; places begin as NULL. */
+static void close_blocks(const struct sw_device_handle *d, const struct block *blocks, int count) {
+    for (int i = 0; i < count; i++)
+        if (*blocks[i].place) d->ops->free(d->device, *blocks[i].place, blocks[i].bytes);
+}
 
 static void list_blocks(struct units *u, uint64_t batch, uint64_t time, struct block out[BLOCKS]) {
     const enum sw_dtype dtype = u->dtype;
@@ -282,58 +296,38 @@ int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *mode
                       .tokens = batch * time,
                       .most = largest(model)};
     struct block blocks[BLOCKS];
-    int opened = 0, ret = 0;
     const uint64_t copies = COLD_BYTES / (u.most * sw_dtype_bytes(dtype)) + 1;
     u.copies = copies < COPIES_MAX ? (uint32_t)copies : COPIES_MAX;
     list_blocks(&u, batch, time, blocks);
-    while (opened < BLOCKS && ret == 0) {
-        ret = d->ops->alloc(d->device, blocks[opened].bytes, blocks[opened].place);
-        opened += ret == 0;
-    }
+    int ret = open_blocks(d, blocks, BLOCKS);
     if (ret == 0) ret = measure(&u, batch, time, seconds, out);
-    while (opened > 0) {
-        opened--;
-        d->ops->free(d->device, *blocks[opened].place, blocks[opened].bytes);
-    }
+    close_blocks(d, blocks, BLOCKS);
     return ret;
 }
 
 /* ---- rounding ---- */
 
-struct rounding {
-    struct units u; /* for its stream */
-    void *rounded, *sums, *bad;
-};
-
 static int round_once(struct units *u) {
-    struct rounding *r = (struct rounding *)u;
-    return u->device->ops->round_norm(u->stream, r->rounded, SW_BF16, u->all_accs, ROUNDED_ELEMENTS,
-                                      r->sums, r->bad);
+    return u->device->ops->round_norm(u->stream, u->rounded, SW_BF16, u->all_accs, ROUNDED_ELEMENTS,
+                                      u->sums, u->bad);
 }
 
 int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s) {
-    struct rounding r = {.u = {.device = d}};
+    struct units u = {.device = d};
     const struct operation operation = {.run = round_once};
-    const struct block blocks[] = {{&r.u.all_accs, ROUNDED_ELEMENTS * sizeof(float)},
-                                   {&r.rounded, ROUNDED_ELEMENTS * sizeof(sw_bf16)},
-                                   {&r.sums, ROUNDED_ELEMENTS / SW_NORM_BLOCK * sizeof(double)},
-                                   {&r.bad, sizeof(struct sw_nonfinite)}};
+    const struct block blocks[] = {{&u.all_accs, ROUNDED_ELEMENTS * sizeof(float)},
+                                   {&u.rounded, ROUNDED_ELEMENTS * sizeof(sw_bf16)},
+                                   {&u.sums, ROUNDED_ELEMENTS / SW_NORM_BLOCK * sizeof(double)},
+                                   {&u.bad, sizeof(struct sw_nonfinite)}};
     const int count = sizeof(blocks) / sizeof(blocks[0]);
-    int opened = 0, ret = 0;
     double each = 0;
-    while (opened < count && ret == 0) {
-        ret = d->ops->alloc(d->device, blocks[opened].bytes, blocks[opened].place);
-        opened += ret == 0;
-    }
-    if (ret == 0) ret = d->ops->stream_create(d->device, &r.u.stream);
-    if (ret == 0) ret = d->ops->prepare(r.u.stream, 0);
-    if (ret == 0) ret = upload_pattern(&r.u, r.u.all_accs, SW_FP32, ROUNDED_ELEMENTS);
-    if (ret == 0) ret = time_operation(&r.u, &operation, seconds, &each);
-    if (r.u.stream) d->ops->stream_destroy(r.u.stream);
-    while (opened > 0) {
-        opened--;
-        d->ops->free(d->device, *blocks[opened].place, blocks[opened].bytes);
-    }
+    int ret = open_blocks(d, blocks, count);
+    if (ret == 0) ret = d->ops->stream_create(d->device, &u.stream);
+    if (ret == 0) ret = d->ops->prepare(u.stream, 0);
+    if (ret == 0) ret = upload_pattern(&u, u.all_accs, SW_FP32, ROUNDED_ELEMENTS);
+    if (ret == 0) ret = time_operation(&u, &operation, seconds, &each);
+    if (u.stream) d->ops->stream_destroy(u.stream);
+    close_blocks(d, blocks, count);
     *bytes_per_s = each > 0 ? ROUNDED_ELEMENTS * (sizeof(float) + sizeof(sw_bf16)) / each : 0;
     return ret;
 }

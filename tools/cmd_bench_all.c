@@ -47,18 +47,9 @@ struct report {
 };
 
 static const struct sw_option options_table[] = {
-    SW_BENCH_OPTION_NVME,
-    SW_BENCH_OPTION_SECONDS("each part ", "10"),
-    SW_BENCH_OPTION_SIZE,
-    {.name = "profile",
-     .value = "FILE",
-     .section = "Options",
-     .help = "where to keep it, for plan --machine FILE",
-     .fallback = "the machine profile of this user",
-     .kind = SW_OPTION_TEXT,
-     .offset = offsetof(struct options, profile)},
-    SW_BENCH_OPTION_JSON,
-    SW_OPTION_HELP("Options"),
+    SW_BENCH_OPTION_NVME, SW_BENCH_OPTION_SECONDS("each part ", "10"),
+    SW_BENCH_OPTION_SIZE, SW_BENCH_OPTION_PROFILE,
+    SW_BENCH_OPTION_JSON, SW_OPTION_HELP("Options"),
 };
 
 static const struct sw_command command = {

@@ -40,7 +40,7 @@ json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision
 
 /* The parts of it that are about the search, and about time. */
 void sw_plan_print_search(const struct sw_plan_case *c, const struct sw_plan_answer *a, FILE *out);
-json_t *sw_plan_search_json(const struct sw_plan_case *c, const struct sw_plan_answer *a);
+json_t *sw_plan_search_json(const struct sw_plan_answer *a);
 void sw_plan_print_times(const struct sw_plan_case *c, const struct sw_fit *f,
                          const struct sw_simulation *s, FILE *out);
 json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s);
@@ -49,6 +49,9 @@ json_t *sw_plan_times_json(const struct sw_fit *f, const struct sw_simulation *s
 const char *sw_plan_commas(uint64_t value, char *out, size_t out_size);
 /* Decimal, in gigabytes with commas: "1,120 GB", "46.2 GB"; smaller ones in MB or kB. */
 const char *sw_plan_size(double bytes, char *out, size_t out_size);
+/* As snprintf(), behind the text that is there. */
+void sw_plan_say(char *out, size_t out_size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* Where each state lies, stage, K and overlap, of so many ranks. */
 void sw_plan_say_placement(const struct sw_train_options *o, uint32_t ranks, char *out,
                            size_t out_size);

@@ -168,6 +168,6 @@ json_t *sw_plan_json(const struct sw_plan_case *c, const struct sw_plan_decision
                      "model", subject_json(c->subject, &n), "machine", machine_json(c->machine),
                      "step", step, "state", state, "schemes", schemes_json(&n), "activations",
                      keeps_json(&n), "beside", besides_json(&n), "decision", decision_json(c, d, a),
-                     "search", a ? sw_plan_search_json(c, a) : json_null(), "times",
+                     "search", a ? sw_plan_search_json(a) : json_null(), "times",
                      a ? sw_plan_times_json(&a->found.step.fit, &a->found.times) : json_null());
 }

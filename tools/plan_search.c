@@ -95,10 +95,9 @@ static json_t *placement_json(const struct sw_train_options *o) {
     return root;
 }
 
-json_t *sw_plan_search_json(const struct sw_plan_case *c, const struct sw_plan_answer *a) {
+json_t *sw_plan_search_json(const struct sw_plan_answer *a) {
     const struct sw_plan_found *f = &a->found;
     const struct sw_plan_balance *b = &a->balance;
-    (void)c;
     return json_pack("{s:b, s:s?, s:i, s:i, s:f, s:f, s:f, s:o, s:o}", "searched", f->is_searched,
                      "missing", f->missing, "looked_at", (int)f->fitted, "played", (int)f->played,
                      "decided_step_s", f->decided_step_s, "step_s", f->times.step_s, "compute_s",

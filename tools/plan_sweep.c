@@ -2,7 +2,6 @@
 #include "tools/plan_sweep.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -63,25 +62,16 @@ const char *sw_sweep_value_text(enum sw_sweep_what what, double value, char *out
     return out;
 }
 
-static void say(char *out, size_t out_size, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void say(char *out, size_t out_size, const char *format, ...) {
-    const size_t used = strlen(out);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(out + used, out_size - used, format, args);
-    va_end(args);
-}
-
 /* "NVMe reads are the clock", and where the verb was there before, "NVMe reads". */
 static void say_clock(const struct sw_sweep_point *p, int *has_verb, const char *before, char *out,
                       size_t out_size) {
     if (!p->fits) {
-        say(out, out_size, "%snothing fits", before);
+        sw_plan_say(out, out_size, "%snothing fits", before);
         return;
     }
-    say(out, out_size, "%s%s", before, lanes[p->step_clock].name);
-    if (!*has_verb) say(out, out_size, " %s the clock", lanes[p->step_clock].many ? "are" : "is");
+    sw_plan_say(out, out_size, "%s%s", before, lanes[p->step_clock].name);
+    if (!*has_verb)
+        sw_plan_say(out, out_size, " %s the clock", lanes[p->step_clock].many ? "are" : "is");
     *has_verb = 1;
 }
 
@@ -89,7 +79,7 @@ static void say_one_clock(const struct sw_sweep *s, char *out, size_t out_size) 
     int has_verb = 0;
     if (s->point_count == 0) return;
     say_clock(&s->points[0], &has_verb, "From end to end, ", out, out_size);
-    say(out, out_size, ".");
+    sw_plan_say(out, out_size, ".");
 }
 
 void sw_sweep_sentence(const struct sw_sweep_view *v, int measured, char *out, size_t out_size) {
@@ -107,16 +97,16 @@ void sw_sweep_sentence(const struct sw_sweep_view *v, int measured, char *out, s
         const double end = measured ? x->below.value : x->above.value;
         sw_sweep_value_text(v->what, end, value, sizeof(value));
         if (i == 0)
-            say(out, out_size, "%s %s %s,", measured ? "Up to" : "Below", value, unit);
+            sw_plan_say(out, out_size, "%s %s %s,", measured ? "Up to" : "Below", value, unit);
         else
-            say(out, out_size, "%s to %s,", measured ? "" : "; from there", value);
+            sw_plan_say(out, out_size, "%s to %s,", measured ? "" : "; from there", value);
         say_clock(&x->below, &has_verb, " ", out, out_size);
         sw_sweep_value_text(v->what, x->above.value, value, sizeof(value));
-        if (measured) say(out, out_size, "; from %s", value);
+        if (measured) sw_plan_say(out, out_size, "; from %s", value);
     }
-    say(out, out_size, measured ? " on," : "; from there on,");
+    sw_plan_say(out, out_size, measured ? " on," : "; from there on,");
     say_clock(&s->crossovers[s->crossover_count - 1].above, &has_verb, " ", out, out_size);
-    say(out, out_size, ".");
+    sw_plan_say(out, out_size, ".");
 }
 
 void sw_sweep_line_text(const struct sw_sweep_point *p, char *out, size_t out_size) {

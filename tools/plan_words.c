@@ -37,9 +37,7 @@ const char *sw_plan_size(double bytes, char *out, size_t out_size) {
     return out;
 }
 
-static void say(char *out, size_t out_size, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void say(char *out, size_t out_size, const char *format, ...) {
+void sw_plan_say(char *out, size_t out_size, const char *format, ...) {
     const size_t used = strlen(out);
     va_list args;
     va_start(args, format);
@@ -55,21 +53,22 @@ static const char *device_word(const struct sw_plan_case *c) {
 static void say_place(char *out, size_t out_size, struct sw_tiers t) {
     const int ram = t.percent[SW_TIER_HOST];
     if (ram == 100)
-        say(out, out_size, "in RAM");
+        sw_plan_say(out, out_size, "in RAM");
     else if (sw_tiers_is_all(t, SW_TIER_NVME))
-        say(out, out_size, "on NVMe");
+        sw_plan_say(out, out_size, "on NVMe");
     else
-        say(out, out_size, "%d%% in RAM and the rest on NVMe", ram);
+        sw_plan_say(out, out_size, "%d%% in RAM and the rest on NVMe", ram);
 }
 
 static void say_memory(char *out, size_t out_size, const struct sw_fit *f, enum sw_tier tier) {
     static const char *const where[] = {"", "RAM", "NVMe"};
     char need[32], have[32];
     if (f->need_bytes[tier] == 0) return;
-    say(out, out_size, ", %s of %s", sw_plan_size(f->need_bytes[tier], need, sizeof(need)),
-        where[tier]);
+    sw_plan_say(out, out_size, ", %s of %s", sw_plan_size(f->need_bytes[tier], need, sizeof(need)),
+                where[tier]);
     if (f->budget_bytes[tier] > 0)
-        say(out, out_size, " of %s", sw_plan_size(f->budget_bytes[tier], have, sizeof(have)));
+        sw_plan_say(out, out_size, " of %s",
+                    sw_plan_size(f->budget_bytes[tier], have, sizeof(have)));
 }
 
 void sw_plan_verdict(const struct sw_plan_case *c, const struct sw_plan_decision *d, int i,
@@ -82,21 +81,22 @@ void sw_plan_verdict(const struct sw_plan_case *c, const struct sw_plan_decision
     sw_plan_size(s->gpu_need_bytes, need, sizeof(need));
     sw_plan_size(budget, have, sizeof(have));
     *out = 0;
-    say(out, out_size, "%s: %s of weights, gradients and optimizer on each %s",
-        sw_scheme_name(s->scheme), s->gpu_state_bytes > 0 ? state : "nothing", device_word(c));
+    sw_plan_say(out, out_size, "%s: %s of weights, gradients and optimizer on each %s",
+                sw_scheme_name(s->scheme), s->gpu_state_bytes > 0 ? state : "nothing",
+                device_word(c));
     if (!s->state_fits) {
-        say(out, out_size, ", which may hold %s: no", have);
+        sw_plan_say(out, out_size, ", which may hold %s: no", have);
         return;
     }
-    say(out, out_size, ", %s with activations and the unit at hand", need);
-    if (budget > 0) say(out, out_size, ", of %s", have);
+    sw_plan_say(out, out_size, ", %s with activations and the unit at hand", need);
+    if (budget > 0) sw_plan_say(out, out_size, ", of %s", have);
     if (!s->fits && budget > 0 && s->gpu_need_bytes > budget) {
-        say(out, out_size, ": no");
+        sw_plan_say(out, out_size, ": no");
         return;
     }
     say_memory(out, out_size, f, SW_TIER_HOST);
     say_memory(out, out_size, f, SW_TIER_NVME);
-    say(out, out_size, s->fits ? ": fits" : ": no");
+    sw_plan_say(out, out_size, s->fits ? ": fits" : ": no");
 }
 
 /* The clause of the rule that the choice is made by. */
@@ -105,35 +105,36 @@ static void say_rule(char *out, size_t out_size, const struct sw_plan_case *c,
     const struct sw_train_options *o = &s->fit.options;
     switch (s->scheme) {
     case SW_SCHEME_DATA_PARALLEL:
-        say(out, out_size,
-            o->ranks * c->nodes > 1 ? "It fits with data parallel: use it."
-                                    : "It fits whole: use it so.");
+        sw_plan_say(out, out_size,
+                    o->ranks * c->nodes > 1 ? "It fits with data parallel: use it."
+                                            : "It fits whole: use it so.");
         break;
     case SW_SCHEME_ZERO1:
     case SW_SCHEME_ZERO2:
-        say(out, out_size, "The optimizer state is what hurts: stage %d shards it%s.",
-            (int)s->scheme, s->scheme == SW_SCHEME_ZERO2 ? ", and the gradients" : "");
+        sw_plan_say(out, out_size, "The optimizer state is what hurts: stage %d shards it%s.",
+                    (int)s->scheme, s->scheme == SW_SCHEME_ZERO2 ? ", and the gradients" : "");
         break;
     case SW_SCHEME_HYBRID:
-        say(out, out_size,
-            "The parameters do not fit whole: stage 3, inside each machine, which "
-            "spares the network between them.");
+        sw_plan_say(out, out_size,
+                    "The parameters do not fit whole: stage 3, inside each machine, which "
+                    "spares the network between them.");
         break;
     case SW_SCHEME_ZERO3:
-        say(out, out_size, "The parameters do not fit whole: stage 3 shards them.");
+        sw_plan_say(out, out_size, "The parameters do not fit whole: stage 3 shards them.");
         break;
     case SW_SCHEME_OFFLOAD_OPTIMIZER:
-        say(out, out_size, "The state does not fit on the %ss: the optimizer leaves them, ",
-            device_word(c));
+        sw_plan_say(out, out_size, "The state does not fit on the %ss: the optimizer leaves them, ",
+                    device_word(c));
         say_place(out, out_size, o->optimizer);
-        say(out, out_size, ".");
+        sw_plan_say(out, out_size, ".");
         break;
     case SW_SCHEME_OFFLOAD_ALL:
-        say(out, out_size, "Not even the weights fit on the %ss: they lie ", device_word(c));
+        sw_plan_say(out, out_size, "Not even the weights fit on the %ss: they lie ",
+                    device_word(c));
         say_place(out, out_size, o->params);
-        say(out, out_size, ", the optimizer ");
+        sw_plan_say(out, out_size, ", the optimizer ");
         say_place(out, out_size, o->optimizer);
-        say(out, out_size, ", and units are streamed in.");
+        sw_plan_say(out, out_size, ", and units are streamed in.");
         break;
     case SW_SCHEME_COUNT:
         break;
@@ -152,19 +153,19 @@ static void say_nothing_fits(char *out, size_t out_size, const struct sw_plan_ca
                                  : f->need_bytes[tier];
     char missing[32];
     sw_plan_size(need - f->budget_bytes[tier], missing, sizeof(missing));
-    say(out, out_size, "Nothing fits: with %s, ", sw_scheme_name(s->scheme));
+    sw_plan_say(out, out_size, "Nothing fits: with %s, ", sw_scheme_name(s->scheme));
     if (f->short_of == SW_TIER_NVME && c->machine->drive_count == 0)
-        say(out, out_size, "%s of NVMe are missing", missing);
+        sw_plan_say(out, out_size, "%s of NVMe are missing", missing);
     else
-        say(out, out_size, "%s of %s are missing", missing,
-            f->short_of == SW_TIER_DEVICE ? "device memory" : where[f->short_of]);
+        sw_plan_say(out, out_size, "%s of %s are missing", missing,
+                    f->short_of == SW_TIER_DEVICE ? "device memory" : where[f->short_of]);
     if (c->machine->drive_count == 0)
-        say(out, out_size,
-            ", and the machine has no drives for what RAM cannot hold "
-            "(--machine NAME:nvme=8xgen5)");
-    say(out, out_size,
-        ". Fewer tokens at once (--micro-batch, --seq-len) need less device memory, "
-        "fewer a step (--accumulate) fewer kept inputs, --freeze less of all.");
+        sw_plan_say(out, out_size,
+                    ", and the machine has no drives for what RAM cannot hold "
+                    "(--machine NAME:nvme=8xgen5)");
+    sw_plan_say(out, out_size,
+                ". Fewer tokens at once (--micro-batch, --seq-len) need less device memory, "
+                "fewer a step (--accumulate) fewer kept inputs, --freeze less of all.");
 }
 
 void sw_plan_conclusion(const struct sw_plan_case *c, const struct sw_plan_decision *d, char *out,
@@ -179,16 +180,16 @@ void sw_plan_conclusion(const struct sw_plan_case *c, const struct sw_plan_decis
     say_rule(out, out_size, c, s);
     if (!s->activations_bound) return;
     if (sw_tiers_has(o->activations, SW_TIER_DEVICE)) {
-        say(out, out_size,
-            " Activations bind: keep every %u%s layer's input, compute the layers "
-            "between again.",
-            o->checkpoint_every,
-            o->checkpoint_every == 2   ? "nd"
-            : o->checkpoint_every == 3 ? "rd"
-                                       : "th");
+        sw_plan_say(out, out_size,
+                    " Activations bind: keep every %u%s layer's input, compute the layers "
+                    "between again.",
+                    o->checkpoint_every,
+                    o->checkpoint_every == 2   ? "nd"
+                    : o->checkpoint_every == 3 ? "rd"
+                                               : "th");
         return;
     }
-    say(out, out_size, " Activations bind: layers' inputs are kept ");
+    sw_plan_say(out, out_size, " Activations bind: layers' inputs are kept ");
     say_place(out, out_size, o->activations);
-    say(out, out_size, ".");
+    sw_plan_say(out, out_size, ".");
 }

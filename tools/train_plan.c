@@ -1,6 +1,7 @@
 /* tools/train_plan.c - see the header. */
 #include "tools/train_plan.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
@@ -8,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "engine/world.h"
 #include "offload/topology.h"
 #include "tools/bench.h"
@@ -57,15 +59,7 @@ static int has_open(const struct sw_train_options *o) {
 /* The budgets that the fit was held to are the run's: its rings are then as long. */
 static void apply(struct sw_train_options *o, const struct sw_fit *fit) {
     const struct sw_train_options *f = &fit->options;
-    o->params = f->params;
-    o->optimizer = f->optimizer;
-    o->gradients = f->gradients;
-    o->activations = f->activations;
-    o->zero = f->zero;
-    o->checkpoint_every = f->checkpoint_every;
-    o->overlap = f->overlap;
-    o->late_below = f->late_below;
-    o->late_top = f->late_top;
+    sw_plan_place(o, f);
     if (!o->device_memory_bytes) o->device_memory_bytes = f->device_memory_bytes;
     if (!o->host_memory_bytes) o->host_memory_bytes = f->host_memory_bytes;
 }
@@ -73,7 +67,8 @@ static void apply(struct sw_train_options *o, const struct sw_fit *fit) {
 static int search(struct sw_train_plan *p, const struct sw_plan_case *c,
                   struct sw_train_options *o) {
     struct sw_plan_decision *d = calloc(1, sizeof(*d));
-    int ret = d ? sw_plan_decide(c, d) : -1;
+    int ret = d ? sw_plan_decide(c, d) : -ENOMEM;
+    if (!d) sw_error("no memory to plan the run");
     /* What does not fit is refused by the run itself, with what would. */
     if (ret == 0 && d->chosen < 0) snprintf(p->why_not, sizeof(p->why_not), "nothing fits");
     if (ret == 0 && d->chosen >= 0) {
