@@ -16,9 +16,11 @@
 enum { LOOKS_MAX = 1000, LOOKS_MAX_OTHERS = 10 * LOOKS_MAX, LOOK_NS = 1000000 };
 enum { PEER_BYTES = 1 << 20 };
 
+#define CAUSES "the usual causes are PCIe's access control (ACS) and the IOMMU: "
+static const char causes[] = CAUSES "switch ACS off in the BIOS, or boot with iommu=pt";
 static const char remedy[] =
-    "the usual causes are PCIe's access control (ACS) and the IOMMU: switch ACS off in the BIOS, "
-    "boot with iommu=pt, or set NCCL_P2P_DISABLE=1, which takes the way through the host's memory";
+    CAUSES "switch ACS off in the BIOS, boot with iommu=pt, or set NCCL_P2P_DISABLE=1, which takes "
+           "the way through the host's memory";
 
 /* 0 once all that is on the stream is over; -ETIMEDOUT, not reported. */
 static int patient_wait(const struct sw_device_ops *ops, struct sw_event *event,
@@ -51,7 +53,7 @@ static void fill_words(uint32_t *words, uint64_t count, uint32_t seed) {
     for (uint64_t i = 0; i < count; i++) words[i] = (uint32_t)(i * 2654435761u) ^ seed;
 }
 
-/* 1: the bytes are right; 0: they are not. */
+/* 1: the bytes are right; 0: they are not. -ETIMEDOUT is not reported. */
 static int try_pair(struct peers *p, uint32_t from, uint32_t to) {
     const struct sw_device_ops *ops = p->ops;
     char *target = p->memory[to] + PEER_BYTES;
@@ -63,18 +65,12 @@ static int try_pair(struct peers *p, uint32_t from, uint32_t to) {
         ret = ops->group->copy(p->streams[from], p->devices[to].device, target, p->memory[from],
                                PEER_BYTES);
     if (ret == 0) ret = patient_wait(ops, p->events[from], p->streams[from], LOOKS_MAX);
-    if (ret == -ETIMEDOUT) {
-        sw_error("GPU %u: a copy of its memory to GPU %u has not ended within a second; %s", from,
-                 to, remedy);
-        ops->give_up(p->devices[from].device);
-        ops->give_up(p->devices[to].device);
-    }
     if (ret == 0) ret = ops->copy_d2h(p->streams[to], p->got, target, PEER_BYTES);
     if (ret == 0) ret = ops->stream_sync(p->streams[to]);
     return ret < 0 ? ret : memcmp(p->want, p->got, PEER_BYTES) == 0;
 }
 
-/* All pairs, or up to the first with wrong bytes, where it is 0. */
+/* All pairs, or up to the first where it is not 1. */
 static int try_pairs(struct peers *p, uint32_t *from, uint32_t *to) {
     for (*from = 0; *from < p->size; ++*from)
         for (*to = 0; *to < p->size; ++*to) {
@@ -108,22 +104,41 @@ static void close_peers(struct peers *p) {
     free(p->got);
 }
 
+static int is_direct(const struct peers *p, uint32_t from, uint32_t to) {
+    return p->direct[from * p->size + to] || p->direct[to * p->size + from];
+}
+
+/* CUDA ends no copy that is under way but with the process. A call for any of these devices might
+ * wait for it, as they may see each other's memory. */
+static int judge_endless(struct peers *p, uint32_t from, uint32_t to) {
+    for (uint32_t i = 0; i < p->size; i++) p->ops->give_up(p->list[i]);
+    if (is_direct(p, from, to)) {
+        sw_warning("GPU %u: a copy of its memory to GPU %u has not ended within a second; %s", from,
+                   to, remedy);
+        return setenv("NCCL_P2P_DISABLE", "1", 1) < 0 ? -errno : -ERESTART;
+    }
+    sw_error("GPU %u: a copy of its memory to GPU %u has not ended within a second, on the way "
+             "through the host's memory; %s. --ranks 1 does without",
+             from, to, causes);
+    return -ETIMEDOUT;
+}
+
 static int judge_pairs(struct peers *p) {
-    uint32_t from, to, again_from, again_to;
+    uint32_t from, to;
     int ret = try_pairs(p, &from, &to);
-    if (ret != 0) return ret < 0 ? ret : 0;
-    if (p->direct[from * p->size + to] || p->direct[to * p->size + from]) {
+    if (ret == 0 && is_direct(p, from, to)) {
         sw_warning("GPU %u brings wrong bytes into the memory of GPU %u, so what the GPUs exchange "
                    "goes through the host's memory in this run, and slower; %s",
                    from, to, remedy);
         ret = p->ops->group->detour(p->list, p->size, p->direct);
-        if (ret == 0) ret = try_pairs(p, &again_from, &again_to);
-        if (ret != 0) return ret < 0 ? ret : 0;
-        from = again_from, to = again_to;
+        memset(p->direct, 0, sizeof(p->direct));
+        if (ret == 0) ret = try_pairs(p, &from, &to);
     }
+    if (ret == -ETIMEDOUT) return judge_endless(p, from, to);
+    if (ret != 0) return ret < 0 ? ret : 0;
     sw_error("GPU %u brings wrong bytes into the memory of GPU %u, on the way through the host's "
              "memory, too; %s. --ranks 1 does without",
-             from, to, remedy);
+             from, to, causes);
     return -EIO;
 }
 

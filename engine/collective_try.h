@@ -11,8 +11,10 @@
 
 /* Lets devices reach each other's memory and tries a copy for every pair, both ways. Where a direct
  * one brings wrong bytes all go through the host's memory from now on, which is a warning; where
- * that does not help, too, -EIO. A copy that does not end: -ETIMEDOUT, and its devices are given
- * up. Nothing for one device or a back end without groups. Before a group of them is opened. */
+ * that does not help, too, -EIO. Where a copy does not end all devices are given up: -ERESTART if
+ * it was a direct one, which is a warning, and NCCL_P2P_DISABLE is set then, so that this program,
+ * started again, takes none; else -ETIMEDOUT. Nothing for one device or a back end without groups.
+ * Before a group of them is opened. */
 int sw_try_peers(const struct sw_device_handle *devices, struct sw_stream *const *streams,
                  uint32_t size);
 

@@ -75,6 +75,9 @@ struct sw_trainer_hooks {
 
 struct sw_trainer;
 
+/* -ERESTART: a copy between GPUs never ends, which a warning has told. Only the end of the program
+ * gives the GPUs back: let it begin again, by exec, with the environment that it has now, in which
+ * they exchange nothing directly. For a run of one process. */
 int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *options,
                     const struct sw_trainer_hooks *hooks);
 /* NULL is fine. 0, or the error that a run of several processes ended with in another one. */

@@ -98,7 +98,13 @@ static int try_peers(const struct sw_trainer *t) {
     struct sw_stream *streams[SW_RANKS_MAX];
     sw_trainer_list_devices(t, devices);
     for (uint32_t i = 0; i < t->rank_count; i++) streams[i] = t->ranks[i].stream;
-    return sw_try_peers(devices, streams, t->rank_count);
+    const int ret = sw_try_peers(devices, streams, t->rank_count);
+    if (ret != -ERESTART || !t->world) return ret;
+    sw_error("process %u cannot be started again by itself, as the others hold on to it: start the "
+             "run with NCCL_P2P_DISABLE=1 in the environment of all processes (mpirun -x "
+             "NCCL_P2P_DISABLE=1)",
+             sw_world_index(t->world));
+    return -ETIMEDOUT;
 }
 
 /* ---- what is left ---- */

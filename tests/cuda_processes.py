@@ -109,5 +109,20 @@ def a_way_that_one_process_does_not_trust_no_process_takes():
         t.contains(run.text, "GPU 0 brings wrong bytes into the memory of GPU 1", "warning", run)
 
 
+@t.test
+def a_copy_that_never_ends_in_one_of_several_processes_is_told_with_the_remedy():
+    """A process cannot leave the others and come back, so the run ends; what it names helps."""
+    with t.folder() as tmp:
+        env = {**ENV, "STANDIN_PEER": "hang:2>3"}
+        run = job(2, f"{tmp}/out", *CUDA, "--ranks", 2, rc=None, env=env)
+        t.check(run.rc != 0 and run.seconds < 40, f"{run.rc} after {run.seconds:.1f} s", run)
+        t.check(re.search(r"error: process 1 cannot be started again by itself.*"
+                          r"NCCL_P2P_DISABLE=1 in the environment of all processes", run.text),
+                "error", run)
+        t.check(not os.path.exists(f"{tmp}/out"), "something was made", run)
+        got, run = of_many(2, f"{tmp}/two", 2, env={**env, "NCCL_P2P_DISABLE": "1"})
+        t.check(got == of_one(f"{tmp}/one", 4), "as it says: other bits", run)
+
+
 if __name__ == "__main__":
     t.main()

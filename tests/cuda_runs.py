@@ -429,7 +429,7 @@ def ways_between_gpus_are_tried_before_they_are_used():
         t.check(outcome(f"{tmp}/out") == outcome(f"{tmp}/want"), "through the host", run)
         for name, value, says in (
                 ("STANDIN_PEER", "lost", "on the way through the host's memory, too"),
-                ("STANDIN_PEER", "hang", "GPU 0: a copy of its memory to GPU 1 has not ended"),
+                ("STANDIN_PEER", "stuck", "within a second, on the way through the host's memory"),
                 ("STANDIN_NCCL", "wrong", "the first all-gather of the GPUs brings wrong values"),
                 ("STANDIN_NCCL", "hang", "the first all-gather of the GPUs has not ended")):
             run = train(f"{tmp}/{name}{value}", "--ranks", 2, env={**env, name: value}, rc=1)
@@ -437,6 +437,23 @@ def ways_between_gpus_are_tried_before_they_are_used():
             t.equal(run.stderr.count("error: "), 1, "told once", run)
             t.check(run.seconds < 30, f"{run.seconds:.1f} s", run)
             t.check(not os.path.exists(f"{tmp}/{name}{value}"), "something was made", run)
+
+
+@t.test
+def a_direct_copy_that_never_ends_is_one_through_the_host_in_the_next_start():
+    """In the same process, as far as others see."""
+    with t.folder() as tmp:
+        env = {"STANDIN_DEVICES": "3"}
+        train(f"{tmp}/want", "--ranks", 3, env=env)
+        run = train(f"{tmp}/out", "--ranks", 3, env={**env, "STANDIN_PEER": "hang:2>1"})
+        t.contains(run.stderr, "warning: GPU 2: a copy of its memory to GPU 1 has not ended", "a",
+                   run)
+        t.equal(run.stderr.count("starting again, with NCCL_P2P_DISABLE=1"), 1, "starts", run)
+        t.equal(run.stdout.count("numerics key: "), 1, "runs", run)
+        t.check(outcome(f"{tmp}/out") == outcome(f"{tmp}/want"), "through the host", run)
+        run = train(f"{tmp}/again", "--ranks", 3, env={**env, "STANDIN_PEER": "hang:2>1",
+                                                       "NCCL_P2P_DISABLE": "1"})
+        t.check("starting again" not in run.stderr, "not where it is known", run)
 
 
 @t.test

@@ -134,12 +134,27 @@ static void bytes_that_stay_wrong_are_refused(void **state) {
     assert_int_equal(all_free(), before);
 }
 
-static void a_copy_that_never_ends_is_given_up(void **state) {
+/* Such devices are good for nothing until the program has ended. */
+static void a_direct_copy_that_never_ends_is_for_another_start(void **state) {
     (void)state;
     if (!ops->group) skip();
     setenv("STANDIN_PEER", "hang:2>1", 1); /* the other way is sound */
+    assert_int_equal(sw_try_peers(devices, streams, DEVICES), -ERESTART);
+    assert_non_null(strstr(log_text(),
+                           "warning: GPU 2: a copy of its memory to GPU 1 has not ended "
+                           "within a second; "));
+    assert_null(strstr(log_text(), "error: "));
+    assert_string_equal(getenv("NCCL_P2P_DISABLE"), "1");
+}
+
+static void a_copy_that_never_ends_through_the_host_is_an_error(void **state) {
+    (void)state;
+    if (!ops->group) skip();
+    setenv("STANDIN_PEER", "stuck", 1);
+    setenv("NCCL_P2P_DISABLE", "1", 1);
     assert_int_equal(sw_try_peers(devices, streams, DEVICES), -ETIMEDOUT);
-    assert_reported("GPU 2: a copy of its memory to GPU 1 has not ended within a second");
+    assert_reported("error: GPU 0: a copy of its memory to GPU 1 has not ended within a second, on "
+                    "the way through the host's memory");
 }
 
 /* ---- groups ---- */
@@ -472,7 +487,9 @@ int main(void) {
         TEST(a_call_of_a_group_that_never_ends_is_aborted),
         TEST(sums_of_bf16_have_the_bits_of_host_ranks),
         TEST(only_work_is_asked_for_after_the_start),
-        TEST(a_copy_that_never_ends_is_given_up), /* the last one: its devices are lost */
+        /* The last ones: their devices are lost. */
+        TEST(a_direct_copy_that_never_ends_is_for_another_start),
+        TEST(a_copy_that_never_ends_through_the_host_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -373,6 +373,10 @@ int sw_cmd_train(int argc, char **argv) {
     if (ret >= 0 && closed < 0) ret = closed;
     sw_parsed_close(&run.parsed);
     sw_kill_watch_end();
+    if (ret == -ERESTART && !atomic_load(&sw_stop_signal)) {
+        sw_info("starting again, with NCCL_P2P_DISABLE=1");
+        return SW_EXIT_AGAIN;
+    }
     if (ret < 0) return SW_EXIT_FAILED;
     if (!number) number = atomic_load(&sw_stop_signal);
     return ret == 1 ? 128 + (number ? number : SIGINT) : SW_EXIT_OK;

@@ -112,6 +112,8 @@ extern const struct sw_command sw_train_command;
 int sw_parse_train(int argc, char **argv, struct sw_train_options *options,
                    struct sw_parsed *parsed);
 
-enum { SW_EXIT_OK = 0, SW_EXIT_FAILED = 1, SW_EXIT_USAGE = 2 };
+/* SW_EXIT_AGAIN is none: main() begins again, with the same arguments and the environment as it is.
+ */
+enum { SW_EXIT_OK = 0, SW_EXIT_FAILED = 1, SW_EXIT_USAGE = 2, SW_EXIT_AGAIN = -1 };
 
 #endif

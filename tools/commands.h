@@ -1,5 +1,5 @@
 /* tools/commands.h - the subcommands. argv[0] is the command's own name; each returns the exit
- * status. */
+ * status, or SW_EXIT_AGAIN. */
 #ifndef TOOLS_COMMANDS_H
 #define TOOLS_COMMANDS_H
 

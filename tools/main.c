@@ -2,6 +2,7 @@
  * printed. */
 #include "tools/commands.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -59,6 +60,15 @@ static int end(int status) {
     return status == SW_EXIT_OK ? SW_EXIT_FAILED : status;
 }
 
+/* In this process, so that whoever waits for it or sends it signals sees no other one. As at an
+ * end, the kernel takes back what drivers hold. */
+static int start_again(char **argv) {
+    fflush(stdout);
+    execv("/proc/self/exe", argv);
+    sw_error("the program cannot be started again: %s", strerror(errno));
+    return SW_EXIT_FAILED;
+}
+
 int main(int argc, char **argv) {
     fill_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* a reader that leaves does not end a training */
@@ -79,8 +89,10 @@ int main(int argc, char **argv) {
     }
     const char *names[COMMANDS];
     for (int i = 0; i < COMMANDS; i++) {
-        if (!strcmp(name, commands[i].name)) return end(commands[i].run(argc - 1, argv + 1));
         names[i] = commands[i].name;
+        if (strcmp(name, commands[i].name) != 0) continue;
+        const int status = commands[i].run(argc - 1, argv + 1);
+        return status == SW_EXIT_AGAIN ? start_again(argv) : end(status);
     }
     sw_error("unknown command '%s'; the nearest is '%s' (spillway --help lists all)", name,
              sw_nearest(name, names, COMMANDS));

@@ -286,7 +286,7 @@ std::shared_ptr<Team> make_team(int size, int local) {
     team->local = local;
     team->fails_at = fail ? strtoull(fail, nullptr, 10) : 0;
     team->wrong = (text && !strcmp(text, "wrong")) || (!detour && standin::peers_are("wrong"));
-    team->hangs = text && !strcmp(text, "hang");
+    team->hangs = (text && !strcmp(text, "hang")) || (!detour && standin::peers_are("hang"));
     return team;
 }
 

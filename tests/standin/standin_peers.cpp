@@ -3,9 +3,9 @@
  *
  * STANDIN_PEER=none: no device reaches another one. Else all do once they were let, and
  * STANDIN_PEER=wrong: a direct copy brings a wrong byte, and so does NCCL unless NCCL_P2P_DISABLE
- * was set when it began; STANDIN_PEER=hang: a direct copy never ends; STANDIN_PEER=lost: one that
- * goes through the host brings a wrong byte, too. wrong:A>B and hang:A>B: from device A to B alone.
- */
+ * was set when it began; STANDIN_PEER=hang: a direct copy never ends, nor does NCCL's;
+ * STANDIN_PEER=lost: one that goes through the host brings a wrong byte, too; STANDIN_PEER=stuck:
+ * no copy ends. wrong:A>B and hang:A>B: from device A to B alone. */
 #include "standin_internal.h"
 
 #include <cstdio>
@@ -71,7 +71,7 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int to, const void *src, int from, si
         return fail(cudaErrorInvalidValue);
     const bool direct = is_direct(from, to);
     const bool wrong = (direct && way_is("wrong", from, to)) || peers_are("lost");
-    if (direct && way_is("hang", from, to)) {
+    if ((direct && way_is("hang", from, to)) || peers_are("stuck")) {
         auto never = std::make_shared<Meeting>();
         never->parts = 2;
         submit_part(stream_of(stream), never);
