@@ -204,10 +204,12 @@ static int bring_together(const struct sw_comm_devices *of, struct sw_device_gro
     int ret = start_thread(&thread, open_groups, o, "brings the GPUs together");
     if (ret == 0) ret = await_opening(o, of->timeout_s);
     if (ret == -ETIMEDOUT) {
+        const char *network = getenv("NCCL_SOCKET_IFNAME");
         sw_error("collective: %u GPUs, of which ranks %u to %u are here, did not come together "
-                 "within %g s; NCCL_SOCKET_IFNAME chooses the network over which they find each "
-                 "other, NCCL_DEBUG=INFO shows where it stays",
-                 o->size, o->first, o->first + o->count - 1, of->timeout_s);
+                 "within %g s; NCCL_SOCKET_IFNAME (here: %s) chooses the network over which they "
+                 "find each other, NCCL_DEBUG=INFO shows where it stays",
+                 o->size, o->first, o->first + o->count - 1, of->timeout_s,
+                 network && *network ? network : "not set");
         for (uint32_t i = 0; i < of->count; i++) of->devices[i].ops->give_up(of->devices[i].device);
         pthread_detach(thread);
         return ret; /* the thread may still use it */

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/collective_try.h"
 #include "engine/neighbours.h"
+#include "engine/networks.h"
 
 /* ---- GPUs of several processes ---- */
 
@@ -167,6 +168,7 @@ static int open_gpus(struct sw_trainer *t) {
         return -ENOTSUP;
     }
     int ret = agree_on_detour(t);
+    if (ret == 0 && t->world) ret = sw_networks_choose(&t->channels[CHANNEL_MAIN]);
     if (ret == 0) ret = open_shards(t, &of);
     return ret < 0 ? ret : open_replicas(t, &of);
 }

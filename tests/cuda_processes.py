@@ -3,9 +3,12 @@ GPUs, each GPU with one rank, and an end for all when one of them ends.
 
 time limit: 240 s
 """
+import fcntl
 import os
 import re
 import signal
+import socket
+import struct
 
 import support as t
 from support_processes import alone, job, launch, outcome, ranks_of
@@ -13,6 +16,7 @@ from support_processes import alone, job, launch, outcome, ranks_of
 PLUGIN = os.path.join(os.path.dirname(t.SPILLWAY), "standin", "libspillway_cuda.so")
 ENV = {"SPILLWAY_CUDA_PLUGIN": PLUGIN, "STANDIN_DEVICES": "4"}
 CUDA = ["--device", "cuda"]
+SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
 
 
 def of_one(out, ranks, *more):
@@ -83,9 +87,44 @@ def gpus_that_do_not_find_each_other_are_told():
                   env={**ENV, "STANDIN_NCCL": "apart"})
         t.check(run.rc != 0 and run.seconds < 40, f"{run.rc} after {run.seconds:.1f} s", run)
         says = (r"error: collective: 2 GPUs, of which ranks [01] to [01] are here, did not come "
-                r"together within 3 s; NCCL_SOCKET_IFNAME")
+                r"together within 3 s; NCCL_SOCKET_IFNAME \(here: \S+\) chooses")
         t.check(re.search(says, run.text), "error", run)
         t.check(not os.path.exists(f"{tmp}/out"), "something was made", run)
+
+
+def networks():
+    """What NCCL is told where all of this machine's addresses are sound: names, but for those of
+    kinds that it takes where there is nothing else."""
+    names = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                flags = fcntl.ioctl(any_socket, SIOCGIFFLAGS, request)
+                fcntl.ioctl(any_socket, SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if struct.unpack_from("16sh", flags)[1] & IFF_UP:
+                names.append(name)
+    kinds = [[n for n in names if re.match("ib", n)],
+             [n for n in names if not re.match("ib|docker|lo|virbr", n)],
+             *([n for n in names if n.startswith(kind)] for kind in ("docker", "lo", "virbr"))]
+    return "=" + ",".join(next(kind for kind in kinds if kind))
+
+
+@t.test
+def nccl_is_told_the_network_on_which_processes_have_found_each_other():
+    """Before it looks; but for what the user has chosen, in the environment or in NCCL's file."""
+    with t.folder() as tmp:
+        want = of_one(f"{tmp}/one", 2)
+        with open(f"{tmp}/nccl.conf", "w", encoding="ascii") as file:
+            file.write("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=eth\n")
+        for i, (seen, env) in enumerate(((networks(), {}),
+                                         ("lo", {"NCCL_SOCKET_IFNAME": "lo"}),
+                                         ("", {"NCCL_CONF_FILE": f"{tmp}/nccl.conf"}))):
+            got, run = of_many(2, f"{tmp}/{i}", 1, "--rank-timeout", 5,
+                               env={**env, "STANDIN_NCCL": "network:" + seen})
+            t.check(got == want, f"{env}: other bits", run)
 
 
 @t.test

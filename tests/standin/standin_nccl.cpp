@@ -11,12 +11,14 @@
  *
  * STANDIN_NCCL_FAIL=N: call N of each communicator (from 1) never ends, and is an asynchronous
  * error, until the communicator is aborted. STANDIN_NCCL=apart: processes never find each other;
+ * STANDIN_NCCL=network:NAMES: only where NCCL_SOCKET_IFNAME is NAMES at NCCL's first call;
  * STANDIN_NCCL=hang: no call ends, without an error;
  * STANDIN_NCCL=wrong: the last byte that a rank gets from others is wrong. */
 #include "standin_nccl.h"
 
 #include <cstdlib>
 #include <map>
+#include <string>
 
 using namespace standin;
 
@@ -290,6 +292,21 @@ std::shared_ptr<Team> make_team(int size, int local) {
     return team;
 }
 
+/* NCCL looks for it once. */
+const std::string &network() {
+    static const char *const text = getenv("NCCL_SOCKET_IFNAME");
+    static const auto &names = *new std::string(text ? text : "");
+    return names;
+}
+
+bool processes_are_apart() {
+    static const char wanted[] = "network:";
+    const char *text = getenv("STANDIN_NCCL");
+    if (!text || strncmp(text, wanted, sizeof(wanted) - 1) != 0)
+        return text && !strcmp(text, "apart");
+    return network() != text + sizeof(wanted) - 1;
+}
+
 /* The communicators of a group of calls, all of one name, when all ranks are there. */
 ncclResult_t complete(int size, ncclResult_t result) {
     std::vector<Init> inits;
@@ -297,7 +314,7 @@ ncclResult_t complete(int size, ncclResult_t result) {
     if (inits.empty()) return result;
     auto team = make_team(size, (int)inits.size());
     if (result == ncclSuccess && team->local < size)
-        team->board = board_join(inits[0].id, size, team->local);
+        team->board = board_join(inits[0].id, size, team->local, processes_are_apart());
     else
         board_forget(inits[0].id);
     for (const Init &init : inits) {
@@ -341,6 +358,7 @@ const char *ncclGetLastError(ncclComm_t) {
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     AT_START(0);
     if (standin::is_told_to_fail(__func__)) return ncclSystemError;
+    network();
     *id = board_name();
     return ncclSuccess;
 }

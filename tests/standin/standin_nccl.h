@@ -45,8 +45,9 @@ struct Sent {
 class Board;
 ncclUniqueId board_name();
 void board_forget(const ncclUniqueId &name); /* nobody else takes part */
-/* Waits until all `size` ranks have joined, as many from here as `local`. */
-std::shared_ptr<Board> board_join(const ncclUniqueId &name, int size, int local);
+/* Waits until all `size` ranks have joined, as many from here as `local`; for ever where the
+ * processes are apart. */
+std::shared_ptr<Board> board_join(const ncclUniqueId &name, int size, int local, bool are_apart);
 bool board_may_begin(const Board &board, uint64_t number);
 void board_begin(Board &board, uint64_t number, const Call &call); /* the ranks that are here */
 bool board_is_ready(const Board &board, uint64_t number);
