@@ -169,10 +169,9 @@ STANDIN_INTERNAL void try_warp(Worker &w, int index, uint32_t mask, Collective f
     if (settings().strict && need != mask)
         die("%s: a warp mask %08x names lanes that have returned (live: %08x)", w.launch->name,
             mask, warp.live);
-    for (uint32_t m = need; m; m &= m - 1) {
-        const int lane = __builtin_ctz(m);
-        if (!(warp.waiting >> lane & 1) || warp.mask[lane] != mask) return;
-    }
+    if ((warp.waiting & need) != need) return;
+    for (uint32_t m = need; m; m &= m - 1)
+        if (warp.mask[__builtin_ctz(m)] != mask) return;
     const int op = warp.op[__builtin_ctz(need)];
     for (uint32_t m = need; m; m &= m - 1)
         if (warp.op[__builtin_ctz(m)] != op)

@@ -3,6 +3,7 @@
  * not among these is refused with the status that the library has for it. */
 #include "standin_internal.h"
 
+#include <algorithm>
 #include <cublasLt.h>
 
 namespace {
@@ -47,13 +48,13 @@ struct Product {
     float alpha, beta;
 };
 
-/* op(X) as a dense [rows][k] array. */
-std::vector<float> widen(const void *data, const Layout &l, bool by_row, uint64_t rows,
-                         uint64_t k) {
+/* op(X) as a dense array, [rows][k] or [k][rows]. */
+std::vector<float> widen(const void *data, const Layout &l, bool by_row, uint64_t rows, uint64_t k,
+                         bool k_first) {
     std::vector<float> out(rows * k);
     for (uint64_t r = 0; r < rows; r++)
         for (uint64_t i = 0; i < k; i++)
-            out[r * k + i] =
+            out[k_first ? i * rows + r : r * k + i] =
                 load(data, l.type, by_row ? r * (uint64_t)l.ld + i : i * (uint64_t)l.ld + r);
     return out;
 }
@@ -62,20 +63,27 @@ void multiply(const Product &p) {
     const uint64_t m = p.c.rows, n = p.c.cols;
     const bool a_trans = p.desc.trans[0] == CUBLAS_OP_T, b_trans = p.desc.trans[1] == CUBLAS_OP_T;
     const uint64_t k = a_trans ? p.a.rows : p.a.cols;
-    const std::vector<float> a = widen(p.a_data, p.a, a_trans, m, k);
-    const std::vector<float> b = widen(p.b_data, p.b, !b_trans, n, k);
-    for (uint64_t j = 0; j < n; j++)
+    const std::vector<float> a = widen(p.a_data, p.a, a_trans, m, k, true);
+    const std::vector<float> b = widen(p.b_data, p.b, !b_trans, n, k, false);
+    std::vector<float> sums(m); /* of a column: many at once, each in order of k */
+    for (uint64_t j = 0; j < n; j++) {
+        std::fill(sums.begin(), sums.end(), 0.0f);
+        for (uint64_t x = 0; x < k; x++) {
+            const float *row = &a[x * m], factor = b[j * k + x];
+            float *sum = sums.data();
+#pragma omp simd
+            for (uint64_t i = 0; i < m; i++) sum[i] += row[i] * factor;
+        }
         for (uint64_t i = 0; i < m; i++) {
-            float sum = 0.0f;
-            for (uint64_t x = 0; x < k; x++) sum += a[i * k + x] * b[j * k + x];
             const uint64_t at = j * (uint64_t)p.c.ld + i;
-            float value = p.alpha * sum;
+            float value = p.alpha * sums[i];
             if (p.beta != 0.0f) value += p.beta * load(p.c_data, p.c.type, at);
             if (p.c.type == CUDA_R_32F)
                 static_cast<float *>(p.c_data)[at] = value;
             else
                 static_cast<sw_bf16 *>(p.c_data)[at] = sw_bf16_from_f32(value);
         }
+    }
 }
 
 bool fits(const Product &p) {

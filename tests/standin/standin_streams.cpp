@@ -259,11 +259,11 @@ void let_some_run(std::unique_lock<std::mutex> &held, const StreamPtr &submitted
     forget_finished();
 }
 
+/* Nobody is woken: what is waited for depends on nothing submitted later but parts of meetings. */
 void push(const StreamPtr &s, Item item) {
     s->has_worked |= item.kind != RECORD;
     s->items.push_back(std::move(item));
     s->submitted++;
-    changed.notify_all();
 }
 
 Item wait_item(const StreamPtr &stream, uint64_t position) {
@@ -342,6 +342,7 @@ void submit_part(const StreamPtr &stream, const std::shared_ptr<Meeting> &meetin
     push(stream, std::move(item));
     meeting->streams.push_back(stream);
     meeting->positions.push_back(stream->submitted);
+    changed.notify_all();
     let_some_run(held, stream);
 }
 
