@@ -203,8 +203,8 @@ def find_programs(config, patterns):
             programs.append(Program(stem, source, [binary]))
         elif file.endswith(".py") and file not in TOOLS:
             programs.append(Program(file, source, [sys.executable, source]))
-    # The small ones first; then the long ones, so that none of them is alone at the end.
-    programs.sort(key=lambda p: (p.source.endswith(".py"), -p.own_limit_s))
+    # The long ones first; the small ones fill what they leave, so that none is alone at the end.
+    programs.sort(key=lambda p: (not p.source.endswith(".py"), -p.own_limit_s))
     for x in patterns:
         if not any(matches(p, [x.removeprefix("no:")]) for p in programs):
             sys.exit(f"run.py: no test program is named {x.removeprefix('no:')}")
@@ -311,7 +311,7 @@ def main():
     parser.add_argument("--case", action="append", default=[], metavar="NAME",
                         help="of whole-program tests, run only the tests of this name")
     parser.add_argument("--limit", type=int, metavar="S", help="seconds for each program")
-    parser.add_argument("--jobs", type=int, metavar="N", default=min(2, os.cpu_count() or 1) + 1,
+    parser.add_argument("--jobs", type=int, metavar="N", default=2 * min(2, os.cpu_count() or 1),
                         help="test programs at a time, but for those that run alone; some of "
                              "them wait most of their time (default: %(default)s)")
     parser.add_argument("--exec", nargs=argparse.REMAINDER, metavar="COMMAND",
