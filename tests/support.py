@@ -21,6 +21,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import struct
@@ -290,11 +291,13 @@ class Process:
         return run
 
     def _wait_zombie(self, end):
-        while time.monotonic() < end:
-            if self._is_zombie():
-                return True
-            time.sleep(0.002)
-        return False
+        """Without a look now and then, which takes the CPU from what is awaited."""
+        handle = os.pidfd_open(self.pid)
+        try:
+            select.select([handle], [], [], max(0.0, end - time.monotonic()))
+        finally:
+            os.close(handle)
+        return self._is_zombie()
 
     def _is_zombie(self):
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
