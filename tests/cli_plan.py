@@ -288,7 +288,7 @@ def without_a_name_it_is_the_users_profile():
 def an_interrupt_keeps_what_was_measured():
     with t.folder() as tmp:
         path = tmp + "/m.json"
-        process = t.Process(["bench", "all", "--seconds", "4", "--size", "8Mi", "--nvme", tmp,
+        process = t.Process(["bench", "all", "--seconds", "2", "--size", "8Mi", "--nvme", tmp,
                              "--profile", path])
         process.wait_for("^memory ")
         process.signal(signal.SIGINT)

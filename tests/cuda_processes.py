@@ -17,15 +17,16 @@ PLUGIN = os.path.join(os.path.dirname(t.SPILLWAY), "standin", "libspillway_cuda.
 ENV = {"SPILLWAY_CUDA_PLUGIN": PLUGIN, "STANDIN_DEVICES": "4"}
 CUDA = ["--device", "cuda"]
 SIOCGIFFLAGS, SIOCGIFADDR, IFF_UP = 0x8913, 0x8915, 1
+STEPS = 3  # the second uses what the first has updated, and its update is used as well
 
 
 def of_one(out, ranks, *more):
-    run = alone(out, *CUDA, "--ranks", ranks, *more, "--log", out + ".jsonl", env=ENV)
+    run = alone(out, *CUDA, "--ranks", ranks, *more, "--log", out + ".jsonl", steps=STEPS, env=ENV)
     return outcome(run, out, out + ".jsonl")
 
 
 def of_many(processes, out, ranks, *more, env=None):
-    run = job(processes, out, *CUDA, "--ranks", ranks, *more, "--log", out + ".jsonl",
+    run = job(processes, out, *CUDA, "--ranks", ranks, *more, "--log", out + ".jsonl", steps=STEPS,
               env={**ENV, **(env or {})})
     return outcome(run, out, out + ".jsonl"), run
 

@@ -271,8 +271,9 @@ def page_and_figures_equal_the_trace():
 @t.test
 def a_run_is_reported():
     with t.folder() as tmp:
+        t.write_tokens(f"{tmp}/val.bin", t.read_tokens(t.SHAKESPEARE + "/val.bin")[:1000])
         t.train(f"{tmp}/out", "--steps", 6, "--seq-len", 32, "--optimizer", "nvme", "--val",
-                t.SHAKESPEARE + "/val.bin", "--sim-nvme", "40M,20M", "--trace",
+                f"{tmp}/val.bin", "--sim-nvme", "40M,20M", "--trace",
                 f"{tmp}/trace.json", "--log", f"{tmp}/log", rc=0)
         page, figures = make_page(f"{tmp}/trace.json", f"{tmp}/report.html")
         t.equal([s["step"] for s in figures["steps"]], list(range(1, 7)), "steps")
