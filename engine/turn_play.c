@@ -26,6 +26,7 @@ struct lane {
     uint32_t turn, position, at_rank; /* what comes next */
     int busy, meets;                  /* a task is under way; it waits for other ranks */
     int32_t next;                     /* in the list of what it waits for */
+    const struct sw_task *ahead;      /* what comes next, where it was looked up; else NULL */
     const struct sw_task *task;
     struct sw_play_cost cost;
     double start_s, since_s, left_s, speed; /* left, at full speed, since then */
@@ -34,6 +35,7 @@ struct lane {
 struct load {
     double sum;        /* shares of the tasks under way */
     uint32_t side[2];  /* and how many of them take one */
+    int over;          /* they take more than there is */
     double held, open; /* while speeds are shared out: taken for good; shares without a speed yet */
 };
 
@@ -49,10 +51,13 @@ struct player {
     uint64_t *turn_left;       /* by turn: tasks of all ranks */
     uint32_t turns_ended, met; /* met: ranks that wait for the others */
     struct load *loads;
+    uint32_t over;  /* resources that are over */
     int crowded;    /* some task is slowed down */
     int32_t *retry; /* lanes that may start */
     uint32_t retry_count;
     uint32_t *active; /* lanes with a task under way */
+    double *ends_at;  /* by the same index: when its task ends at its speed; close together, as
+                         they are looked through at each event */
     uint32_t active_count;
     double now_s, *ends;
 };
@@ -78,16 +83,25 @@ static int is_together(const struct player *p, const struct sw_task *task) {
     return p->play->ranks > 1 && (task->kind == SW_TASK_GATHER || task->kind == SW_TASK_SCATTER);
 }
 
+/* The next rank of the lane from at_rank on; as many as there are: none. */
+static uint32_t next_rank(const struct player *p, const struct lane *lane) {
+    const uint32_t ranks = p->play->ranks;
+    uint32_t rank = lane->at_rank;
+    if (sw_lane_on_device(lane->id)) return rank <= lane->rank ? lane->rank : ranks;
+    while (rank < ranks && !has_rank(p, lane, rank)) rank++;
+    return rank;
+}
+
 /* The next task of the lane, or NULL at the end; skips ranks that are another lane's. */
 static const struct sw_task *peek(struct player *p, struct lane *lane) {
+    if (lane->ahead) return lane->ahead;
     for (; lane->turn < p->turn_count; lane->turn++, lane->position = 0, lane->at_rank = 0) {
         const struct sw_turn *turn = p->turns[lane->turn];
         for (; lane->position < turn->lane_count[lane->id]; lane->position++, lane->at_rank = 0) {
             const struct sw_task *task = &turn->tasks[turn->lane_tasks[lane->id][lane->position]];
             const uint32_t ranks = is_joint(task) ? 1 : p->play->ranks;
-            while (lane->at_rank < ranks && !is_joint(task) && !has_rank(p, lane, lane->at_rank))
-                lane->at_rank++;
-            if (lane->at_rank < ranks) return task;
+            if (!is_joint(task)) lane->at_rank = next_rank(p, lane);
+            if (lane->at_rank < ranks) return lane->ahead = task;
         }
     }
     return NULL;
@@ -176,8 +190,10 @@ static int uses(const struct lane *lane, uint32_t resource) {
     return 0;
 }
 
-static void set_speed(struct player *p, struct lane *lane, double speed) {
+static void set_speed(struct player *p, uint32_t active, double speed) {
+    struct lane *lane = &p->lanes[p->active[active]];
     lane->speed = speed;
+    p->ends_at[active] = lane->since_s + lane->left_s / speed;
     for (uint32_t u = 0; u < lane->cost.use_count; u++) {
         p->loads[lane->cost.uses[u].resource].held += speed * lane->cost.uses[u].share;
         p->loads[lane->cost.uses[u].resource].open -= lane->cost.uses[u].share;
@@ -198,9 +214,9 @@ static void share_out(struct player *p) {
     do {
         const double speed = tightest(p, &resource);
         for (uint32_t a = 0; a < p->active_count; a++) {
-            struct lane *lane = &p->lanes[p->active[a]];
+            const struct lane *lane = &p->lanes[p->active[a]];
             if (lane->speed < 0 && (resource == UINT32_MAX || uses(lane, resource)))
-                set_speed(p, lane, speed);
+                set_speed(p, a, speed);
         }
         if (resource != UINT32_MAX) p->loads[resource].open = 0;
     } while (resource != UINT32_MAX);
@@ -213,14 +229,15 @@ static void load(struct player *p, const struct sw_play_cost *cost, int sign) {
         l->side[cost->uses[u].side] += (uint32_t)sign;
         l->sum += sign * cost->uses[u].share;
         if (!l->side[0] && !l->side[1]) l->sum = 0; /* no rounding stays behind */
+        const int over = l->sum > room(p, cost->uses[u].resource) * (1 + SLACK);
+        p->over += (uint32_t)(over - l->over);
+        l->over = over;
     }
 }
 
 /* Where nothing was short and nothing is, tasks go on as they are. */
 static void update_speeds(struct player *p) {
-    int crowded = 0;
-    for (uint32_t r = 0; r < p->play->resource_count; r++)
-        crowded |= p->loads[r].sum > room(p, r) * (1 + SLACK);
+    const int crowded = p->over > 0;
     if (crowded || p->crowded) share_out(p);
     p->crowded = crowded;
 }
@@ -230,7 +247,8 @@ static void update_speeds(struct player *p) {
 static void begin(struct player *p, uint32_t index, const struct sw_task *task) {
     struct lane *lane = &p->lanes[index];
     lane->task = task;
-    lane->cost = (struct sw_play_cost){0};
+    lane->cost.seconds = 0;
+    lane->cost.use_count = 0;
     p->play->cost(p->play->ctx, lane->turn, task, lane->at_rank, &lane->cost);
     lane->busy = 1;
     lane->start_s = lane->since_s = p->now_s;
@@ -238,6 +256,7 @@ static void begin(struct player *p, uint32_t index, const struct sw_task *task) 
     lane->speed = 1;
     if (lane->cost.seconds <= 0) lane->cost.use_count = 0;
     load(p, &lane->cost, 1);
+    p->ends_at[p->active_count] = p->now_s + lane->left_s;
     p->active[p->active_count++] = index;
 }
 
@@ -275,6 +294,7 @@ static void end(struct player *p, uint32_t at) {
     struct lane *lane = &p->lanes[index];
     const struct sw_task *task = lane->task;
     p->active[at] = p->active[--p->active_count];
+    p->ends_at[at] = p->ends_at[p->active_count];
     load(p, &lane->cost, -1);
     if (p->play->done)
         p->play->done(p->play->ctx, lane->turn, task, lane->at_rank, lane->start_s, p->now_s);
@@ -285,6 +305,7 @@ static void end(struct player *p, uint32_t at) {
     }
     const uint32_t turn = lane->turn;
     lane->busy = 0;
+    lane->ahead = NULL;
     lane->at_rank++;
     retry(p, (int32_t)index);
     end_turns(p, turn);
@@ -294,9 +315,7 @@ static void end(struct player *p, uint32_t at) {
 static double next_end(const struct player *p) {
     double next = INFINITY;
     for (uint32_t a = 0; a < p->active_count; a++) {
-        const struct lane *lane = &p->lanes[p->active[a]];
-        const double end_s = lane->since_s + lane->left_s / lane->speed;
-        if (end_s < next) next = end_s;
+        if (p->ends_at[a] < next) next = p->ends_at[a];
     }
     return next;
 }
@@ -312,8 +331,7 @@ static void run(struct player *p) {
     for (start_all(p); p->active_count > 0; start_all(p)) {
         p->now_s = next_end(p);
         for (uint32_t a = p->active_count; a-- > 0;) {
-            const struct lane *lane = &p->lanes[p->active[a]];
-            if (lane->since_s + lane->left_s / lane->speed <= p->now_s * (1 + 1e-15)) end(p, a);
+            if (p->ends_at[a] <= p->now_s * (1 + 1e-15)) end(p, a);
         }
     }
     assert(p->turns_ended == p->turn_count);
@@ -363,8 +381,10 @@ int sw_play_turns(const struct sw_play *play, const struct sw_turn *const *turns
     p.loads = calloc(play->resource_count + 1, sizeof(*p.loads));
     p.retry = calloc((size_t)lanes * 2, sizeof(*p.retry));
     p.active = calloc(lanes, sizeof(*p.active));
+    p.ends_at = calloc(lanes, sizeof(*p.ends_at));
     int ret = -ENOMEM;
-    if (p.lanes && p.base && p.done && p.waiting && p.turn_left && p.loads && p.retry && p.active) {
+    if (p.lanes && p.base && p.done && p.waiting && p.turn_left && p.loads && p.retry && p.active &&
+        p.ends_at) {
         for (size_t i = 0; i < counters; i++) p.waiting[i] = NOBODY;
         p.turn_waiting = NOBODY;
         add_lanes(&p);
@@ -372,8 +392,8 @@ int sw_play_turns(const struct sw_play *play, const struct sw_turn *const *turns
         run(&p);
         ret = 0;
     }
-    void *const blocks[] = {p.lanes,     p.base,  p.done,  p.waiting,
-                            p.turn_left, p.loads, p.retry, p.active};
+    void *const blocks[] = {p.lanes, p.base,  p.done,   p.waiting, p.turn_left,
+                            p.loads, p.retry, p.active, p.ends_at};
     for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]); i++) free(blocks[i]);
     return ret;
 }

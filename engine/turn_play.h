@@ -33,7 +33,7 @@ struct sw_play {
     const uint8_t *adam_lane; /* by rank, counted from 0 without gaps; NULL: one for all */
     uint32_t resource_count;
     const struct sw_play_resource *resources;
-    /* turn: which of the sequence. `cost` comes zeroed. */
+    /* turn: which of the sequence. `cost` comes with 0 seconds and no uses. */
     void (*cost)(void *ctx, uint32_t turn, const struct sw_task *task, uint32_t rank,
                  struct sw_play_cost *cost);
     /* After each task, lane by lane in order. NULL: nobody looks. */

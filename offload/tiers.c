@@ -14,6 +14,11 @@ const char *sw_tier_name(enum sw_tier tier) {
 
 enum sw_tier sw_tiers_next(struct sw_tiers t, struct sw_tiers_deal *deal) {
     assert(sw_tiers_chosen(t));
+    for (int tier = 0; tier < SW_TIER_COUNT; tier++) {
+        if (!sw_tiers_is_all(t, (enum sw_tier)tier)) continue;
+        deal->dealt[tier]++; /* what most deals are needs no arithmetic */
+        return (enum sw_tier)tier;
+    }
     uint64_t next = 1;
     for (int tier = 0; tier < SW_TIER_COUNT; tier++) next += deal->dealt[tier];
     int best = 0;

@@ -30,7 +30,8 @@ struct sw_rates {
 void sw_rates_open(struct sw_rates *out, const struct sw_plan_case *c,
                    const struct sw_plan_run *run);
 
-/* Of a task of a turn whose own step is this one, counted from 1. `cost` comes zeroed. */
+/* Of a task of a turn whose own step is this one, counted from 1. `cost` comes with 0
+ * seconds and no uses. */
 void sw_rates_cost(const struct sw_rates *r, const struct sw_task *task, uint32_t rank,
                    uint64_t step, struct sw_play_cost *cost);
 /* The same where one rank stands for all, which do alike: what lanes of the host do for one rank

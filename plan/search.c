@@ -13,7 +13,7 @@
 #include "base/log.h"
 
 /* Placements that are played at most, and that are played with all ranks at the end. */
-enum { FINE_STARTS = 3, FINALISTS = 2, ENTRIES_MAX = 4096 };
+enum { FINE_STARTS = 3, FINALISTS = 2, ENTRIES_MAX = 4096, NO_ENTRY = ENTRIES_MAX };
 
 /* First with few large chunks, then, from the best, with those of the run. */
 enum grain { COARSE, FINE, GRAINS };
@@ -56,7 +56,8 @@ struct search {
     struct entry *entries;
     uint32_t entry_count, plays[GRAINS];
     enum grain grain;
-    uint32_t best;
+    uint32_t best, looked_at; /* looked_at: whose fit is `fit` */
+    struct sw_fit fit;
     int climbed; /* the best is another one than before */
 };
 
@@ -107,6 +108,17 @@ static int is_allowed(const struct choice *c) {
     return c->late_below + c->late_top <= 100;
 }
 
+/* s->fit becomes that of an entry. 0 or -errno. */
+static int fit_entry(struct search *s, uint32_t index) {
+    struct sw_train_options o = s->c->options;
+    if (s->looked_at == index) return 0;
+    apply(&s->entries[index].choice, &o);
+    s->looked_at = NO_ENTRY;
+    const int ret = sw_plan_fit(s->c, &o, &s->fit);
+    if (ret == 0) s->looked_at = index;
+    return ret;
+}
+
 /* The entry of a candidate, fitted if it is new; its index, or -errno. */
 static int64_t look(struct search *s, const struct choice *choice) {
     for (uint32_t i = 0; i < s->entry_count; i++)
@@ -115,13 +127,10 @@ static int64_t look(struct search *s, const struct choice *choice) {
     struct entry *entry = &s->entries[s->entry_count];
     *entry = (struct entry){.choice = *choice, .score_s = {INFINITY, INFINITY}};
     if (is_allowed(choice)) {
-        struct sw_train_options o = s->c->options;
-        struct sw_fit fit;
-        apply(choice, &o);
-        const int ret = sw_plan_fit(s->c, &o, &fit);
+        const int ret = fit_entry(s, s->entry_count);
         if (ret < 0) return ret;
-        entry->fits = fit.fits;
-        memcpy(entry->given_up, fit.given_up, sizeof(fit.given_up));
+        entry->fits = s->fit.fits;
+        memcpy(entry->given_up, s->fit.given_up, sizeof(s->fit.given_up));
     }
     return s->entry_count++;
 }
@@ -135,12 +144,9 @@ static int play(struct search *s, uint32_t index) {
     struct entry *entry = &s->entries[index];
     const int grain = s->grain;
     if (!entry->fits || entry->played[grain] || s->plays[grain] == plays_max[grain]) return 0;
-    struct sw_train_options o = s->c->options;
-    struct sw_fit fit;
     struct sw_simulation times;
-    apply(&entry->choice, &o);
-    int ret = sw_plan_fit(s->c, &o, &fit);
-    if (ret == 0) ret = sw_simulate_one(s->c, &fit, grain == COARSE, &times);
+    int ret = fit_entry(s, index);
+    if (ret == 0) ret = sw_simulate_one(s->c, &s->fit, grain == COARSE, &times);
     if (ret < 0) return ret;
     entry->played[grain] = 1;
     entry->score_s[grain] = score(&times);
@@ -537,7 +543,8 @@ int sw_plan_search(const struct sw_plan_case *c, const struct sw_plan_decision *
     int ret = sw_plan_take(c, d, out);
     out->missing = missing_rate(&out->times);
     if (ret < 0 || out->missing) return ret;
-    struct search s = {.c = c, .entries = malloc(ENTRIES_MAX * sizeof(struct entry))};
+    struct search s = {
+        .c = c, .entries = malloc(ENTRIES_MAX * sizeof(struct entry)), .looked_at = NO_ENTRY};
     ret = s.entries ? search(&s, &d->steps[d->chosen], out) : -ENOMEM;
     out->is_searched = ret == 0;
     if (ret == -ENOMEM) sw_error("no memory to search placements");
