@@ -8,6 +8,8 @@
 #include "plan/machine.h"
 #include "plan/subject.h"
 
+struct sw_played;
+
 /* The case that a plan is about. Everything is the caller's and stays as it is. */
 struct sw_plan_case {
     const struct sw_subject *subject;
@@ -18,6 +20,9 @@ struct sw_plan_case {
     uint32_t nodes; /* machines like this one, each with a process of so many ranks */
     /* Of a step, at least, over all ranks; 0: as accumulate says, which else follows. */
     uint64_t tokens;
+    /* Steps that were played of cases that are this one but for its machine's memory
+     * (plan/played.h); NULL: none are kept. */
+    struct sw_played *played;
 };
 
 /* Settles the former: rows of min(512, the model's limit), a rank for each GPU; and accumulate,

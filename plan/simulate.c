@@ -11,6 +11,7 @@
 #include "engine/trace.h"
 #include "plan/arithmetic.h"
 #include "plan/lane_rates.h"
+#include "plan/played.h"
 
 /* Steps played at first, and at most; how many of the last ones are the steady ones. The very last
  * has the drain behind it, and does not count. */
@@ -309,6 +310,16 @@ static void coarsen(const struct sw_plan_case *c, struct sw_fit *fit) {
     o->device_memory_bytes = o->host_memory_bytes = 0;
 }
 
+/* What was played before is not played again, but for a trace of it. */
+static int play_once(struct simulation *s, const struct sw_fit *fit, int one_for_all,
+                     const char *trace) {
+    struct sw_played *played = trace ? NULL : s->c->played;
+    if (played && sw_played_find(played, &s->run, one_for_all, s->out)) return 0;
+    const int ret = simulate(s, fit, one_for_all, trace);
+    if (ret == 0 && played) sw_played_keep(played, &s->run, one_for_all, s->out);
+    return ret;
+}
+
 static int open_and_simulate(const struct sw_plan_case *c, const struct sw_fit *fit,
                              int one_for_all, const char *trace, struct sw_simulation *out) {
     *out = (struct sw_simulation){0};
@@ -317,7 +328,7 @@ static int open_and_simulate(const struct sw_plan_case *c, const struct sw_fit *
     s->c = c;
     s->out = out;
     int ret = sw_plan_run_open(&s->run, c, fit);
-    if (ret == 0) ret = simulate(s, fit, one_for_all, trace);
+    if (ret == 0) ret = play_once(s, fit, one_for_all, trace);
     sw_plan_run_close(&s->run);
     free(s);
     return ret;

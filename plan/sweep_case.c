@@ -205,6 +205,9 @@ struct what_if {
     enum sw_sweep_what what;
     int no_search;
     double own;
+    const struct sw_sweep_range *range;
+    const struct sw_sweep *sweep; /* as far as it is */
+    uint32_t points;
     struct sw_plan_decision *decision; /* of a point */
     struct sw_plan_found *found;
 };
@@ -237,26 +240,35 @@ static int same_line(const struct sw_plan_step *a, const struct sw_plan_step *b)
 
 /* As the plan of a case is made. *step: where it stands; NULL: nothing fits. */
 static int decide(const struct what_if *w, const struct sw_plan_case *c,
-                  const struct sw_plan_step **step) {
+                  const struct sw_plan_step **step, struct sw_simulation *times) {
     int ret = sw_plan_decide(c, w->decision);
     if (ret < 0 || w->decision->chosen < 0) return ret;
     ret = w->no_search ? sw_plan_take(c, w->decision, w->found)
                        : sw_plan_search(c, w->decision, w->found);
     *step = ret == 0 ? &w->found->step : NULL;
+    *times = w->found->times;
     return ret;
 }
 
-static int settle(const struct what_if *w, const struct sw_plan_case *c,
-                  const struct sw_plan_step **step) {
+/* The step of a point, and what it takes. */
+static int settle(const struct what_if *w, const struct sw_plan_case *c, double value,
+                  const struct sw_plan_step **step, struct sw_simulation *times) {
     struct sw_plan_step *kept = &w->decision->steps[0];
     const int says_what_fits = w->what == SW_SWEEP_RAM || w->what == SW_SWEEP_GPUS;
+    if (w->step && value == w->own) {
+        *step = w->step; /* as it was decided for the case */
+        return sw_simulate(c, &w->step->fit, NULL, times);
+    }
     if (w->step && !says_what_fits) {
         const int ret = weigh_kept(w, c, kept);
-        if (ret == 0 && kept->fits) *step = kept;
-        if (ret < 0 || kept->fits) return ret;
+        if (ret < 0) return ret;
+        if (kept->fits) {
+            *step = kept;
+            return sw_simulate(c, &kept->fit, NULL, times);
+        }
     }
     /* A rate changes nothing of what fits. */
-    return says_what_fits || w->what == SW_SWEEP_TOKENS ? decide(w, c, step) : 0;
+    return says_what_fits || w->what == SW_SWEEP_TOKENS ? decide(w, c, step, times) : 0;
 }
 
 static int answer(void *ctx, double value, struct sw_sweep_point *out) {
@@ -265,19 +277,19 @@ static int answer(void *ctx, double value, struct sw_sweep_point *out) {
     struct sw_plan_case c = *w->c;
     const struct sw_plan_step *step = NULL;
     struct sw_simulation times;
+    if (w->range->told) w->range->told(w->range->told_ctx, w->sweep->point_count, w->points, value);
     c.machine = &machine;
+    if (w->what != SW_SWEEP_RAM) c.played = NULL; /* other machines take other times */
     move(&c, &machine, w->what, w->own, value);
     if (c.options.accumulate > SW_ACCUMULATE_MAX) return 0; /* no run has so many */
     int ret = sw_sizing_check_step(&c.subject->model, &c.options);
-    if (ret == 0) ret = settle(w, &c, &step);
+    if (ret == 0) ret = settle(w, &c, value, &step, &times);
     if (ret < 0 || !step) return ret;
-    ret = sw_simulate(&c, &step->fit, NULL, &times);
-    if (ret == 0 && !(times.step_s > 0)) {
+    if (!(times.step_s > 0)) {
         sw_error("--sweep %s: no rate of the machine (%s) is known, and a step takes no time",
                  names[w->what], machine.name);
-        ret = -EINVAL;
+        return -EINVAL;
     }
-    if (ret < 0) return ret;
     out->fits = 1;
     out->anew = !w->step || !same_line(w->step, step);
     out->scheme = step->scheme;
@@ -328,7 +340,12 @@ static int range_of(const struct sw_plan_case *c, const struct sw_sweep_range *r
 int sw_sweep_case(const struct sw_plan_case *c, const struct sw_plan_step *step,
                   const struct sw_sweep_range *range, struct sw_sweep *out) {
     double values[SW_SWEEP_POINTS_MAX], from = 0, to = 0;
-    struct what_if w = {.c = c, .step = step, .what = range->what, .no_search = range->no_search};
+    struct what_if w = {.c = c,
+                        .step = step,
+                        .what = range->what,
+                        .no_search = range->no_search,
+                        .range = range,
+                        .sweep = out};
     /* Rates and sizes are whole, too. */
     *out = (struct sw_sweep){.grain = range->what == SW_SWEEP_TOKENS ? micro_tokens(c) : 1};
     int ret = sw_sweep_own(c, range->what, &w.own);
@@ -340,6 +357,7 @@ int sw_sweep_case(const struct sw_plan_case *c, const struct sw_plan_step *step,
     const uint32_t count = range->what == SW_SWEEP_GPUS && range->to == 0
                                ? gpu_values(to, w.own, values)
                                : sw_sweep_values(from, to, w.own, out->grain, points, values);
+    w.points = count;
     ret = w.decision && w.found ? sw_sweep_run(out, values, count, w.own, answer, &w) : -ENOMEM;
     free(w.decision);
     free(w.found);

@@ -27,6 +27,10 @@ struct sw_sweep_range {
     double from, to;
     uint32_t points; /* aimed at; 0: SW_SWEEP_POINTS_USUAL */
     int no_search;   /* plans of a point's own are the rule's, as the case's is */
+    /* Before each value: how many of the sweep's points are done, of so many; what is asked after
+     * them is where a crossover may be. NULL: nobody is told. */
+    void (*told)(void *ctx, uint32_t done, uint32_t points, double value);
+    void *told_ctx;
 };
 
 /* "nvme", "tokens=16K..1M". 0 or -EINVAL, reported as one of the option's. */

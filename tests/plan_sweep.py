@@ -4,11 +4,16 @@ what does not fit is not drawn as if it did, the page needs nothing else, and ru
 lanes stand beside it.
 
 time limit: 240 s"""
+import contextlib
+import glob
 import html.parser
 import json
 import os
+import pty
 import re
 import signal
+import subprocess
+import time
 
 import support as t
 
@@ -138,6 +143,42 @@ def gpus_and_throttles_are_swept():
         sweep = plan(*args)["sweep"]
         t.close(sweep["points"][0]["value"], 20e6 / 8, 1, "the throttle")
         t.equal(sweep["points"][6]["value"], 20e6, "the throttle")
+
+
+def at_a_terminal(tmp, until, number):
+    """A sweep whose stderr is a terminal: what it says there, and its exit status; `number` is
+    sent once that matches."""
+    machine = profile(tmp) + ":ram=1500M"
+    ours, its = pty.openpty()
+    with subprocess.Popen([t.SPILLWAY, "plan", "smollm2-135m", "--machine", machine, "--device",
+                           "host", "--seq-len", "64", "--sweep", "ram=300M..1500M"], cwd=t.ROOT,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=its) as child:
+        os.close(its)
+        text = ""
+        with contextlib.suppress(OSError):  # the terminal's other end is closed
+            while piece := os.read(ours, 4096):
+                text += piece.decode()
+                if number and re.search(until, text):
+                    child.send_signal(number)
+                    number = None
+        child.wait()
+    os.close(ours)
+    return text, child.returncode
+
+
+@t.test
+def a_long_sweep_shows_where_it_is_and_an_interrupt_ends_it():
+    with t.folder() as tmp:
+        text, status = at_a_terminal(os.path.join(t.ROOT, tmp), None, None)
+        t.equal(status, 0, f"exit status; {text!r}")
+        t.check(re.search(r"sweep of ram: point \d+ of \d+, \d", text), f"no progress: {text!r}")
+        t.check(text.endswith("\r\x1b[K"), f"the line stays: {text[-80:]!r}")
+        text, status = at_a_terminal(os.path.join(t.ROOT, tmp), "point", signal.SIGINT)
+        t.equal(status, 130, f"exit status; {text!r}")
+        t.check(text.endswith("\r\x1b[Kspillway: plan: stopped; nothing was written\r\n"),
+                f"the end: {text[-120:]!r}")
+        run = t.spillway("plan", *short_of_ram(tmp), "--sweep", "ram", rc=1)  # does not fit
+        t.equal(run.stderr, "", "what is said without a terminal", run)
 
 
 @t.test

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "plan/balance.h"
+#include "plan/played.h"
 #include "tests/support_files.h"
 
 static struct sw_subject subject;
@@ -200,6 +201,50 @@ static void fewest_tokens_are_just_enough(void **state) {
     done();
 }
 
+/* ---- plays that are kept ---- */
+
+static void same_answer(const struct sw_plan_found *a, const struct sw_plan_found *b) {
+    const struct sw_train_options *x = &a->step.fit.options, *y = &b->step.fit.options;
+    assert_memory_equal(&x->params, &y->params, sizeof(x->params));
+    assert_memory_equal(&x->optimizer, &y->optimizer, sizeof(x->optimizer));
+    assert_memory_equal(&x->gradients, &y->gradients, sizeof(x->gradients));
+    assert_memory_equal(&x->activations, &y->activations, sizeof(x->activations));
+    assert_true(a->times.step_s == b->times.step_s && a->decided_step_s == b->decided_step_s);
+    assert_int_equal(a->times.tasks, b->times.tasks);
+    assert_int_equal(a->times.step_clock, b->times.step_clock);
+    assert_int_equal(a->played, b->played);
+    assert_int_equal(a->fitted, b->fitted);
+}
+
+/* Machines of other RAM, and one of them again, for which then nothing is played. */
+static void what_was_played_gives_the_same_answers(void **state) {
+    static const char *const machines[] = {"8xh100:gpu-memory=2200M,ram=2500M,nvme=1xgen4",
+                                           "8xh100:gpu-memory=2200M,ram=3G,nvme=1xgen4",
+                                           "8xh100:gpu-memory=2200M,ram=2500M,nvme=1xgen4"};
+    enum { MACHINES = 3 };
+    static struct sw_plan_found plain[MACHINES];
+    struct sw_played *played = sw_played_open();
+    uint64_t hits, kept[MACHINES];
+    (void)state;
+    assert_non_null(played);
+    for (int i = 0; i < 2 * MACHINES; i++) {
+        const int m = i % MACHINES;
+        open_case(machines[m], 2, 1);
+        c.options.overlap = SW_OVERLAP_FORWARD; /* then a placement has one spelling */
+        c.played = i < MACHINES ? NULL : played;
+        search();
+        if (i < MACHINES)
+            plain[m] = found;
+        else
+            same_answer(&found, &plain[m]);
+        sw_played_count(played, &hits, &kept[m]);
+        done();
+    }
+    assert_true(kept[0] > 0 && hits > kept[0]); /* of the second some, of the third all */
+    assert_int_equal(kept[2], kept[1]);
+    sw_played_close(played);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(brute_force_finds_nothing_faster),
@@ -207,6 +252,7 @@ int main(void) {
         cmocka_unit_test(clipping_is_never_beside_backward),
         cmocka_unit_test(without_rates_nothing_is_searched),
         cmocka_unit_test(fewest_tokens_are_just_enough),
+        cmocka_unit_test(what_was_played_gives_the_same_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

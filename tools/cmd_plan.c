@@ -8,8 +8,10 @@
 
 #include "base/log.h"
 #include "engine/output.h"
+#include "plan/played.h"
 #include "tools/plan.h"
 #include "tools/plan_sweep.h"
+#include "tools/sweep_progress.h"
 
 /* The line that is offered is read as train would read it: what it refuses (options that exclude
  * each other) is refused here. */
@@ -33,7 +35,11 @@ static int sweep(const struct sw_plan_command_options *o, const struct sw_plan_c
     struct sw_sweep_range range;
     int ret = sw_sweep_parse(o->sweep, &range);
     range.no_search = o->no_search;
-    if (ret == 0) ret = sw_sweep_case(c, step, &range, &out->sweep);
+    if (ret == 0) {
+        sw_sweep_progress_begin(&range);
+        ret = sw_sweep_case(c, step, &range, &out->sweep);
+        sw_sweep_progress_end();
+    }
     snprintf(out->about, sizeof(out->about), "%.250s on %s", c->subject->name, c->machine->name);
     out->view = (struct sw_sweep_view){range.what, out->about, &out->sweep, NULL};
     return ret < 0 || !o->sweep_page ? ret
@@ -141,12 +147,14 @@ static int plan(const struct sw_plan_command_options *o, const struct sw_parsed 
         free(d);
         return SW_EXIT_FAILED;
     }
+    c.played = sw_played_open(); /* without it all is played again */
     int ret = sw_machine_open(&machine, o->train.machine);
     if (ret == 0 && !o->train.machine)
         ret = sw_machine_use_folders(&machine, c.options.nvme, c.options.nvme_count);
     if (ret == 0)
         status = sw_plan_case_settle(&c) < 0 || check_sweep(o, &c) < 0 ? SW_EXIT_USAGE
                                                                        : decide(o, parsed, &c, d);
+    sw_played_close(c.played);
     sw_subject_close(&subject);
     free(d);
     return status;

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "engine/world.h"
 #include "offload/topology.h"
+#include "plan/played.h"
 #include "tools/bench.h"
 #include "tools/plan.h"
 
@@ -89,8 +90,10 @@ static int plan_on(struct sw_train_plan *p, const struct sw_machine *m,
     struct sw_plan_case c = {.subject = &subject, .machine = m, .options = *o, .nodes = 1};
     int ret = sw_subject_open(&subject, o->model);
     if (ret < 0) return ret;
+    c.played = sw_played_open(); /* without it all is played again */
     ret = sw_plan_case_settle(&c);
     if (ret == 0) ret = search(p, &c, o);
+    sw_played_close(c.played);
     sw_subject_close(&subject);
     return ret;
 }
