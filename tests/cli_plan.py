@@ -206,7 +206,8 @@ def this_machine_is_measured_into_a_profile_that_plan_reads():
         run = t.spillway(*bench(tmp, "--profile", path), rc=0)
         t.contains(run.stderr, "about 2 seconds", "what it will take", run)
         t.contains(run.stderr, path, "where it is kept", run)
-        for word in ("memory", "copies", "both at once", "pageable", "products", "ranks", "mixed"):
+        for word in ("memory", "copies", "both at once", "pageable", "products", "ranks", "mixed",
+                     "commits"):
             t.contains(run.stdout, word, "the figures", run)
         with open(os.path.join(t.ROOT, path), encoding="utf-8") as file:
             kept = json.load(file)
@@ -214,7 +215,7 @@ def this_machine_is_measured_into_a_profile_that_plan_reads():
         for figure in ("cores", "cpus", "memory_bytes", "flops_per_s", "h2d_bytes_per_s",
                        "d2h_bytes_per_s", "both_bytes_per_s", "h2d_pageable_bytes_per_s",
                        "d2h_pageable_bytes_per_s", "gather_bytes_per_s", "scatter_bytes_per_s",
-                       "round_bytes_per_s"):
+                       "round_bytes_per_s", "commit_s"):
             t.check(machine[figure] > 0, f"{figure} is {machine[figure]}", run)
         for node in kept["numa_nodes"]:
             t.check(min(node.values()) > 0, f"a figure of {node}", run)
@@ -222,7 +223,10 @@ def this_machine_is_measured_into_a_profile_that_plan_reads():
         for figure in ("read", "write", "mixed"):
             t.check(drive[figure + "_bytes_per_s"] > 0, f"{figure} of {drive}", run)
         report = plan("--model", t.MODEL, "--machine", path)
-        for figure in ("cores", "flops_per_s", "both_bytes_per_s"):
+        t.check(machine["commit_s"] < 1, f"a commit of {machine['commit_s']} s", run)
+        t.equal([n for n in os.listdir(os.path.join(t.ROOT, tmp)) if n != "my machine.json"], [],
+                "what is left")
+        for figure in ("cores", "flops_per_s", "both_bytes_per_s", "commit_s"):
             t.equal(report["machine"][figure], machine[figure], figure)
         t.equal(report["machine"]["measured"], machine["measured"], "the date")
         t.close(report["machine"]["adam_bytes_per_s"],
@@ -275,7 +279,7 @@ def without_a_name_it_is_the_users_profile():
         env = {"SPILLWAY_PROFILE": os.path.join(tmp, "config", "machine.json")}
         run = t.spillway(*bench(tmp, "--json"), env=env, rc=0)
         report = json.loads(run.stdout)
-        t.equal((report["schema"], len(report["done"])), (1, 5), "the parts", run)
+        t.equal((report["schema"], len(report["done"])), (1, 6), "the parts", run)
         planned = plan("--model", t.MODEL, env=env)
         t.equal(planned["machine"]["flops_per_s"], report["machine"]["flops_per_s"], "products")
         t.equal(planned["machine"]["name"], "this machine", "the name")
@@ -294,7 +298,7 @@ def an_interrupt_keeps_what_was_measured():
         process.signal(signal.SIGINT)
         run = process.finish(60)
         t.equal(run.rc, 130, "exit status", run)
-        t.contains(run.stderr, "stopped after 1 of 5 parts, in copies", "the message", run)
+        t.contains(run.stderr, "stopped after 1 of 6 parts, in copies", "the message", run)
         with open(os.path.join(t.ROOT, path), encoding="utf-8") as file:
             kept = json.load(file)
         t.check(kept["numa_nodes"][0]["adam_bytes_per_s"] > 0, "the update's rate", run)

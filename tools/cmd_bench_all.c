@@ -18,10 +18,11 @@
 #include "offload/profile.h"
 #include "offload/stream.h"
 #include "offload/team.h"
+#include "tools/bench_commit.h"
 #include "tools/bench_device.h"
 #include "tools/command_line.h"
 
-enum { HOST_RANKS = 2, MEMORY_SHARE = 64 };
+enum { HOST_RANKS = 2, MEMORY_SHARE = 64, COMMITS_SHARE = 10 };
 #define ADAM_PARAMS (16ull << 20)
 /* A layer's share on a GPU of eight billion parameters, and what a CPU does of it in time. */
 enum { GPU_TOKENS = 4096, GPU_HIDDEN = 4096, HOST_TOKENS = 256, HOST_HIDDEN = 1024 };
@@ -59,10 +60,10 @@ static const struct sw_command command = {
     .summary =
         "Measures this machine for spillway plan, and keeps the figures in the machine profile\n"
         "($SPILLWAY_PROFILE, else spillway/machine.json in ~/.config): memory and the optimizer's\n"
-        "update on each NUMA node, each drive, copies to and from the device each way and both at\n"
-        "once, matrix products, and what ranks send each other. Without a GPU the CPU is the\n"
-        "device. An interrupt keeps the parts that are done. The exit status is 1 when something\n"
-        "that is measured gives a wrong result.",
+        "update on each NUMA node, each drive and what a commit takes on all of them, copies to\n"
+        "and from the device each way and both at once, matrix products, and what ranks send each\n"
+        "other. Without a GPU the CPU is the device. An interrupt keeps the parts that are done.\n"
+        "The exit status is 1 when something that is measured gives a wrong result.",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
@@ -261,6 +262,18 @@ static int measure_drives(struct report *r) {
     return status == SW_EXIT_OK ? 0 : sw_bench_stopped() ? -EINTR : -EIO;
 }
 
+static int measure_commits(struct report *r) {
+    double commit_s;
+    const struct options *o = &r->options;
+    const int ret = sw_bench_commit(o->nvme, o->nvme_count, o->seconds / COMMITS_SHARE, &commit_s);
+    if (ret < 0) return ret;
+    set(r->machine, "commit_s", commit_s);
+    if (!o->json)
+        printf("commits  %.3g ms each, once their writes are over, on %u drive%s\n", 1e3 * commit_s,
+               o->nvme_count, o->nvme_count == 1 ? "" : "s");
+    return 0;
+}
+
 /* ---- the run ---- */
 
 static const struct {
@@ -270,7 +283,8 @@ static const struct {
              {"copies", measure_copies_part},
              {"products", measure_products_part},
              {"ranks", measure_ranks},
-             {"drives", measure_drives}};
+             {"drives", measure_drives},
+             {"commits", measure_commits}};
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
 static int begin(struct report *r) {
@@ -292,7 +306,7 @@ static int begin(struct report *r) {
     set(r->machine, "cores", r->topology.cores);
     set(r->machine, "cpus", sw_topology_threads(&r->topology));
     set(r->machine, "memory_bytes", (double)r->topology.memory_bytes);
-    const double drives = o->nvme_count + (o->nvme_count > 1 ? 1.0 / 3 : 0);
+    const double drives = o->nvme_count + (o->nvme_count > 1 ? 1.0 / 3 : 0) + 1.0 / COMMITS_SHARE;
     const double all = o->seconds * (r->node_count + 2 + (r->gpus != 1) + drives);
     sw_info("bench all: about %.0f seconds, and some to write and read back scratch on %u drive%s; "
             "%d NUMA node%s, %s. An interrupt keeps what is done by then",
