@@ -308,6 +308,47 @@ def an_interrupt_leaves_nothing_behind():
 
 
 @t.test
+def a_second_interrupt_names_what_it_leaves():
+    """Both come before the first is looked at, as the process does not run meanwhile."""
+    with t.folder() as tmp:
+        process = t.Process(["bench", "step", "--scratch", tmp, "--steps", "100"])
+        process.wait_for("runs of 100 steps")
+        for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+            process.signal(number)
+        run = process.finish(30)
+        t.check(run.rc in (130, 143), f"exit status {run.rc}", run)
+        left = left_in(tmp)
+        t.equal(len(left), 1, f"what is left: {left}", run)
+        t.contains(run.stderr, f"{tmp}/{left[0]} is left behind", "the last message", run)
+
+
+@t.test
+def runs_are_not_planned_by_the_users_profile():
+    """With all its rates measured, `train` plans what the benchmark leaves open."""
+    with t.folder() as tmp:
+        drive = os.path.join(t.ROOT, tmp)
+        env = {"SPILLWAY_PROFILE": profile(drive, memory_bytes=6e7, round_bytes_per_s=1e10)}
+        t.spillway("bench", "nvme", "--nvme", tmp, "--seconds", "0.2", "--size", "4Mi", env=env,
+                   rc=0)
+        planned = t.train(tmp + "/planned", "--optimizer", "nvme", "--nvme", tmp, "--steps", 1,
+                          env=env, rc=0)
+        t.contains(planned.stdout, "plan: on this machine", "the profile", planned)
+        process = t.Process(["bench", "step", "--scratch", tmp, "--points", 2, "--steps", 4],
+                            env=env)
+        said = set()
+        while process.is_running():
+            for name in glob.glob(drive + "/spillway-step-*/said"):
+                with contextlib.suppress(FileNotFoundError), open(name, encoding="utf-8") as file:
+                    said.add(file.read())
+            time.sleep(0.005)
+        run = process.finish()
+        t.equal(run.rc, 0, "exit status", run)
+        ended = [text for text in said if "trained" in text or "step 4/4" in text]
+        t.check(ended, f"no run was seen to end: {sorted(said)[-1:]}", run)
+        t.check(not any("plan: " in text for text in said), f"a run is planned: {ended[0]}", run)
+
+
+@t.test
 def a_bench_that_cannot_be_is_refused():
     with t.folder() as tmp:
         for args, word, rc in ((["--sweep", "ram"], "no throttle", 2),

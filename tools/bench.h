@@ -23,6 +23,9 @@ int sw_bench_list(const char *name, const char *text, uint64_t max,
  * leaves at once. */
 void sw_bench_watch_signals(void);
 int sw_bench_stopped(void);
+/* What a second one says as it leaves; NULL: nothing. The text stays until another takes its place.
+ */
+void sw_bench_leave_says(const char *text);
 
 /* Every variant that runs here against the scalar one, bit for bit, in every format, and the scalar
  * one against the rule in double precision. 0, or -EIO, reported. */

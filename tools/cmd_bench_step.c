@@ -50,7 +50,7 @@ struct bench {
     struct sw_plan_case c;
     struct sw_plan_step step;
     struct sw_sweep predicted, measured;
-    char about[256];
+    char about[256], last_words[PATH_MAX + 64];
 };
 
 static const struct sw_option options_table[] = {
@@ -180,6 +180,9 @@ static int make_scratch(struct bench *b) {
         sw_error("bench step: --scratch %s: %s", b->options.scratch, strerror(-ret));
         return ret;
     }
+    snprintf(b->last_words, sizeof(b->last_words), "spillway: bench step: %s is left behind\n",
+             b->scratch);
+    sw_bench_leave_says(b->last_words);
     ret = name_file(b, "train.bin", b->data);
     if (ret == 0) ret = name_file(b, "out", b->out);
     if (ret == 0) ret = name_file(b, "log.jsonl", b->log);
@@ -497,6 +500,7 @@ static int run(struct bench *b) {
                 b->predicted.point_count);
     if (b->subject.name[0]) sw_subject_close(&b->subject);
     if (b->scratch[0]) remove_tree(b->scratch);
+    sw_bench_leave_says(NULL);
     return ret == 0 ? SW_EXIT_OK : ret == -EINTR ? 128 + sw_bench_stopped() : SW_EXIT_FAILED;
 }
 
