@@ -79,6 +79,10 @@ struct sw_machine {
  * machine, with what the user's own profile says of it. A file wins over a name. */
 int sw_machine_open(struct sw_machine *out, const char *text);
 
+/* Whether the user's own profile tells what this machine computes, so that a run on it can be
+ * planned. Opens no device; a profile that cannot be read is reported, and tells nothing. */
+int sw_machine_is_measured(void);
+
 /* Of this machine: the drives are those of the folders, one each, with what is free there, and with
  * the rates that the user's profile has of them. Without folders it is the current one, for the
  * output folder that nobody has named yet. 0 or -errno, reported. */

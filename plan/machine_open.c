@@ -71,12 +71,21 @@ static int complete_this(struct sw_machine *m) {
     return 0;
 }
 
-static int open_this(struct sw_machine *m) {
+/* The user's profile, where there is one. */
+static int open_own(struct sw_machine *m) {
     char path[PATH_MAX];
-    int ret = 0;
     sw_profile_path(path, sizeof(path));
     memset(m, 0, sizeof(*m));
-    if (*path && is_file(path)) ret = open_file(m, path);
+    return *path && is_file(path) ? open_file(m, path) : 0;
+}
+
+int sw_machine_is_measured(void) {
+    struct sw_machine m;
+    return open_own(&m) == 0 && m.flops_per_s > 0;
+}
+
+static int open_this(struct sw_machine *m) {
+    int ret = open_own(m);
     if (ret == 0) ret = complete_this(m);
     if (ret == 0) snprintf(m->name, sizeof(m->name), "this machine");
     if (ret < 0 || m->gpus > 0 || m->measured[0]) return ret;

@@ -106,6 +106,24 @@ def this_machine_is_planned_with_its_own_profile():
 
 
 @t.test
+def nvme_alone_gives_its_drive_to_the_plan():
+    """Where the user's profile plans the run; else no placement could take the folder."""
+    with t.folder() as tmp:
+        drive = tmp + "/drive"
+        os.makedirs(os.path.join(t.ROOT, drive))
+        env = {"SPILLWAY_PROFILE": profile(os.path.join(t.ROOT, tmp), memory_bytes=3.05e7)}
+        t.spillway("bench", "nvme", "--nvme", drive, "--seconds", "0.2", "--size", "4Mi", env=env,
+                   rc=0)
+        run = planned(tmp, "out", "--nvme", drive, env=env)
+        t.contains(run.stdout, "plan: on this machine", "the plan", run)
+        t.check(t.read_log(f"{tmp}/out.jsonl")[0][3]["bytes"]["nvme_read"] > 0,
+                "nothing was read from the drive", run)
+        t.contains(str(started(f"{tmp}/out.jsonl")["options"]["nvme"]), drive, "the folder", run)
+        run = t.train(f"{tmp}/no", *ARGS, "--nvme", drive, rc=2)
+        t.contains(run.stderr, "--nvme has no effect", "without a profile", run)
+
+
+@t.test
 def without_rates_there_is_no_plan_and_it_says_so():
     with t.folder() as tmp:
         run = planned(tmp, "out")

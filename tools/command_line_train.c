@@ -15,6 +15,7 @@
 #include "engine/world.h"
 #include "offload/placement.h"
 #include "offload/topology.h"
+#include "plan/machine.h"
 
 static const char *const orders[] = {"shuffle", "sequential", NULL};
 static const char *const schedules[] = {"constant", "linear", "cosine", NULL};
@@ -237,7 +238,9 @@ static int may_use_nvme(const struct sw_train_options *o) {
         if (sw_tiers_has(all[i], SW_TIER_NVME)) return 1;
         open |= !sw_tiers_chosen(all[i]);
     }
-    return open && (o->machine || o->host_memory_bytes > 0 || o->device_memory_bytes > 0);
+    if (!open) return 0;
+    if (o->machine || o->host_memory_bytes > 0 || o->device_memory_bytes > 0) return 1;
+    return !sw_world_is_launched() && sw_machine_is_measured();
 }
 
 /* Options that exclude each other, and options that would do nothing: accepted in silence, they
@@ -263,8 +266,8 @@ static int check_together(const struct sw_train_options *o, const struct sw_pars
     const int nvme = may_use_nvme(o), store = nvme || commits || o->resume;
     if (o->nvme_count > 0 && !store)
         return contradiction(
-            "--nvme has no effect without a placement on nvme or commits; --machine "
-            "plans what may lie there");
+            "--nvme has no effect without a placement on nvme or commits; on a machine that was "
+            "measured (spillway bench all), or with --machine, a plan says what lies there");
     if ((o->sqpoll || o->iopoll) && !nvme)
         return contradiction("--sqpoll and --iopoll have no effect without a placement on nvme");
     if (o->write_budget_bytes > 0 && !store)
