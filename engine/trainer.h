@@ -67,6 +67,9 @@ struct sw_trainer_hooks {
     /* What takes long beside the steps, piece by piece: rows of an evaluation, else bytes. */
     void (*on_progress)(void *ctx, enum sw_beside_steps work, uint64_t done, uint64_t total);
     void (*on_saved)(void *ctx, uint64_t step, const char *dir);
+    /* Of every process: a stop is from now on followed by a save, or by nothing (0), as no step was
+     * made yet. */
+    void (*on_stop_means)(void *ctx, int saves);
     /* After the error that says so, from sw_trainer_open(). NULL: not told. */
     void (*on_refused)(void *ctx, const struct sw_refusal *refusal);
     const atomic_int
@@ -84,7 +87,7 @@ int sw_trainer_open(struct sw_trainer **out, const struct sw_train_options *opti
 int sw_trainer_close(struct sw_trainer *t);
 
 /* Whether this is the first of the run's processes: it alone writes models and log, and has its
- * hooks called. After open. */
+ * hooks called but on_stop_means. After open. */
 int sw_trainer_is_first(const struct sw_trainer *t);
 
 /* After open: the options with every default resolved, and the byte table. */

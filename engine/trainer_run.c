@@ -187,6 +187,18 @@ static int evaluate(struct sw_trainer *t, uint64_t step) {
     return ret;
 }
 
+static void stop_means(const struct sw_trainer *t, int saves) {
+    if (t->hooks.on_stop_means) t->hooks.on_stop_means(t->hooks.ctx, saves);
+}
+
+/* Before any step: there is nothing that a stop would save. */
+static int evaluate_first(struct sw_trainer *t) {
+    stop_means(t, 0);
+    const int ret = evaluate(t, 0);
+    stop_means(t, 1);
+    return ret;
+}
+
 /* ---- saving ---- */
 
 static int fetch_and_tell(void *ctx, uint32_t unit, uint64_t first, uint64_t count,
@@ -290,7 +302,7 @@ static int run(struct sw_trainer *t, uint64_t *stopped_at) {
     const struct sw_train_options *o = &t->options;
     uint64_t step = t->start_step;
     int ret = save_again(t);
-    if (ret == 0 && t->val_open && step == 0) ret = evaluate(t, 0);
+    if (ret == 0 && t->val_open && step == 0) ret = evaluate_first(t);
     while (ret == 0 && step < o->steps && !sw_trainer_stop(t)) {
         ret = train_stretch(t, step + 1, next_stop(t, step), &step);
         if (ret == 0 && step > t->start_step &&

@@ -33,7 +33,8 @@ int sw_trainer_open_world(struct sw_trainer *t) {
         ret = -EINVAL;
     }
     if (t->first_rank > 0) /* the first process speaks for all */
-        t->hooks = (struct sw_trainer_hooks){.ctx = t->hooks.ctx, .stop = t->hooks.stop};
+        t->hooks = (struct sw_trainer_hooks){
+            .ctx = t->hooks.ctx, .on_stop_means = t->hooks.on_stop_means, .stop = t->hooks.stop};
     return ret;
 }
 

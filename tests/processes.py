@@ -219,6 +219,19 @@ def a_signal_to_one_is_the_status_of_all():
                     t.equal(int(file.read()), 128 + number, f"status of process {p}", run)
 
 
+@t.test
+def before_a_step_no_process_announces_a_save():
+    """A signal comes to the second one while the text for validation is read the first time."""
+    with t.folder() as tmp:
+        process = launch(2, tmp + "/out", "--val", t.SHAKESPEARE + "/val.bin", steps=1000)
+        process.wait_for("validation: row")
+        os.kill(ranks_of(process)[1], signal.SIGINT)
+        run = process.finish()
+        t.contains(run.stdout + run.stderr, "stopping before another step is made", "said", run)
+        t.check("finishing the step" not in run.stdout + run.stderr, "a save is announced", run)
+        t.check(not os.path.exists(tmp + "/out"), "something is saved", run)
+
+
 def logged(log):
     return len(t.read_log(log)[0]) if os.path.exists(log) else 0
 

@@ -75,14 +75,15 @@ static void on_step(void *ctx, const struct sw_step_report *report) {
 
 static void on_progress(void *ctx, enum sw_beside_steps work, uint64_t done, uint64_t total) {
     struct run *run = ctx;
-    if (work == SW_EVALUATING && sw_trainer_start_step(run->trainer) == 0 && run->tokens == 0)
-        sw_stop_say(before_steps);
     sw_progress_beside(&run->progress, work, done, total);
+}
+
+static void on_stop_means(void *ctx, int saves) {
+    sw_stop_say(saves ? said_of_steps(ctx) : before_steps);
 }
 
 static void on_eval(void *ctx, uint64_t step, double loss, uint64_t tokens) {
     struct run *run = ctx;
-    sw_stop_say(said_of_steps(run));
     loss = sw_unsigned_nan(loss);
     if (run->evals++ == 0) run->val_first = loss;
     run->val_last = loss;
@@ -356,6 +357,7 @@ int sw_cmd_train(int argc, char **argv) {
                                            .on_eval = on_eval,
                                            .on_progress = on_progress,
                                            .on_saved = on_saved,
+                                           .on_stop_means = on_stop_means,
                                            .stop = &sw_stop_signal};
     ret = sw_train_plan_make(&run.plan, &run.options);
     if (ret == 0) ret = sw_trainer_open(&run.trainer, &run.options, &hooks);
