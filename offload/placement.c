@@ -57,11 +57,33 @@ static void mark_spans(struct sw_placement *p, uint32_t first, uint32_t end) {
     }
 }
 
+/* How chunks are dealt: the tiers of one period, which repeats, and how many of a unit's were
+ * dealt. Each unit begins anew. */
+enum { OPTIMIZER, PARAMS, GRADIENTS, DEALS };
+struct deals {
+    uint8_t tiers[DEALS][SW_DEAL_PERIOD];
+    uint64_t dealt[DEALS];
+};
+
+static void deal_out(struct deals *deals, const struct sw_placement_input *in) {
+    const struct sw_tiers shares[DEALS] = {
+        [OPTIMIZER] = in->optimizer, [PARAMS] = in->params, [GRADIENTS] = in->gradients};
+    for (int d = 0; d < DEALS; d++) {
+        struct sw_tiers_deal deal = {0};
+        for (int i = 0; i < SW_DEAL_PERIOD; i++)
+            deals->tiers[d][i] = (uint8_t)sw_tiers_next(shares[d], &deal);
+    }
+}
+
+static enum sw_tier next_tier(struct deals *deals, int of) {
+    return (enum sw_tier)deals->tiers[of][deals->dealt[of]++ % SW_DEAL_PERIOD];
+}
+
 static void add_chunk(struct sw_placement *p, const struct sw_placement_input *in,
-                      struct sw_chunk chunk, struct sw_tiers_deal deals[3]) {
+                      struct sw_chunk chunk, struct deals *deals) {
     const uint64_t weight = chunk.count * sw_dtype_bytes(in->format.weight);
     const uint64_t grad = chunk.count * sw_dtype_bytes(in->format.grad);
-    chunk.weight_tier = sw_tiers_next(in->params, &deals[1]);
+    chunk.weight_tier = next_tier(deals, PARAMS);
     const uint64_t page = chunk.weight_tier == SW_TIER_NVME ? PAGE_BYTES : 1;
     const uint64_t at = take(&p->weight_bytes[chunk.weight_tier], sw_round_up(weight, page));
     if (chunk.weight_tier != SW_TIER_NVME) chunk.weight_offset = at;
@@ -69,8 +91,8 @@ static void add_chunk(struct sw_placement *p, const struct sw_placement_input *i
         p->chunks[p->chunk_count++] = chunk;
         return;
     }
-    chunk.tier = sw_tiers_next(in->optimizer, &deals[0]);
-    chunk.grad_tier = sw_tiers_next(in->gradients, &deals[2]);
+    chunk.tier = next_tier(deals, OPTIMIZER);
+    chunk.grad_tier = next_tier(deals, GRADIENTS);
     if (chunk.tier == SW_TIER_DEVICE) chunk.grad_tier = SW_TIER_DEVICE;
     assert(chunk.tier != SW_TIER_DEVICE || chunk.weight_tier == SW_TIER_DEVICE);
     chunk.record_bytes = sw_round_up(sw_adam_record_bytes(&in->format, chunk.count), PAGE_BYTES);
@@ -84,7 +106,7 @@ static void add_chunk(struct sw_placement *p, const struct sw_placement_input *i
 
 /* A unit's trained elements. */
 static void cut_piece(struct sw_placement *p, const struct sw_placement_input *in, uint32_t unit,
-                      uint64_t index, struct sw_tiers_deal deals[3], uint64_t step) {
+                      uint64_t index, struct deals *deals, uint64_t step) {
     for (uint64_t first = 0; first < trained(in, unit); first += step) {
         const uint64_t left = trained(in, unit) - first;
         const struct sw_chunk chunk = {.unit = unit,
@@ -97,7 +119,7 @@ static void cut_piece(struct sw_placement *p, const struct sw_placement_input *i
 
 /* And those behind them. */
 static void cut_frozen_piece(struct sw_placement *p, const struct sw_placement_input *in,
-                             uint32_t unit, struct sw_tiers_deal deals[3], uint64_t step) {
+                             uint32_t unit, struct deals *deals, uint64_t step) {
     const uint64_t end = in->unit_elements[unit];
     for (uint64_t first = trained(in, unit); first < end; first += step) {
         const struct sw_chunk chunk = {.unit = unit,
@@ -112,17 +134,19 @@ static void cut_frozen_piece(struct sw_placement *p, const struct sw_placement_i
 
 static void cut_units(struct sw_placement *p, const struct sw_placement_input *in, uint64_t step) {
     uint64_t index = 0;
+    struct deals deals;
+    deal_out(&deals, in);
     for (uint32_t u = 0; u < in->order.unit_count; u++) {
-        struct sw_tiers_deal deals[3] = {0};
+        memset(deals.dealt, 0, sizeof(deals.dealt));
         p->unit_first_chunk[u] = p->chunk_count;
         if (sw_tiers_is_all(in->params, SW_TIER_DEVICE))
             p->weight_bytes[SW_TIER_DEVICE] =
                 sw_round_up(p->weight_bytes[SW_TIER_DEVICE], PAGE_BYTES);
         p->unit_weight_offset[u] = p->weight_bytes[SW_TIER_DEVICE];
-        cut_piece(p, in, u, index, deals, step);
+        cut_piece(p, in, u, index, &deals, step);
         p->unit_trained_end[u] = p->chunk_count;
         mark_spans(p, p->unit_first_chunk[u], p->chunk_count);
-        cut_frozen_piece(p, in, u, deals, step);
+        cut_frozen_piece(p, in, u, &deals, step);
         index += in->shards * sw_round_up(in->unit_elements[u], SW_ADAM_BLOCK);
         if (p->whole_weights)
             p->weight_bytes[SW_TIER_DEVICE] =
