@@ -1,4 +1,4 @@
-/* engine/executor.c - lane threads, their counters, the ring of runs, and the thread that tells
+/* engine/executor.c - lane threads, the ring of runs, and the thread that tells
  * when tasks ran on a device. */
 #include "engine/executor.h"
 
@@ -12,18 +12,13 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/wait.h"
+#include "engine/task_count.h"
 
 /* Turns that events must outlive: a task waits for this turn's or the one before's. */
 enum { EVENT_TURNS = SW_RUNS_ACTIVE_MAX + 1 };
 
-/* Tasks of one lane and rank that are over (host lanes) or submitted (device lanes), over all
- * runs. */
-struct counter {
-    _Atomic uint64_t count;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int waiters;
-};
+/* Who waits for a count: a lane by its id, of which each rank has one, and the timekeeper. */
+enum { WAITER_TIMEKEEPER = SW_LANE_COUNT };
 
 struct lane {
     struct sw_executor *ex;
@@ -31,6 +26,7 @@ struct lane {
     uint32_t rank; /* the only one of a device lane, the first one of an adam lane; else 0 */
     pthread_t thread;
     int started;
+    struct sw_park park;      /* where the thread waits for tasks of others */
     struct sw_stream *stream; /* device lanes */
     int owns_stream;
     struct sw_event **events; /* by task, modulo event_count: where it ends */
@@ -48,11 +44,13 @@ struct sw_executor {
     int keeps_times; /* the devices do: work runs on them after its call */
     pthread_t timekeeper;
     int timekeeper_started;
+    struct sw_park timekeeper_park;
     struct lane *lanes; /* of lane_of() */
     uint32_t lane_count;
     uint8_t adam_lane[SW_RANKS_MAX]; /* by rank */
-    struct counter *counters;        /* [lane][rank] */
-    _Atomic int error;               /* 0 or the first -errno */
+    /* [lane][rank]: tasks that are over (host lanes) or submitted (device lanes), over all runs. */
+    struct sw_task_count *counts;
+    _Atomic int error; /* 0 or the first -errno */
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t pushed, progress;
@@ -86,8 +84,8 @@ static int has_rank(const struct lane *lane, uint32_t rank) {
     return lane->ex->adam_lane[rank] == lane->ex->adam_lane[lane->rank];
 }
 
-static struct counter *counter_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
-    return &ex->counters[id * ex->rank_count + rank];
+static struct sw_task_count *count_of(struct sw_executor *ex, uint32_t id, uint32_t rank) {
+    return &ex->counts[id * ex->rank_count + rank];
 }
 
 void sw_executor_abort(struct sw_executor *ex, int error) {
@@ -96,11 +94,8 @@ void sw_executor_abort(struct sw_executor *ex, int error) {
     sw_alloc_guard_leave();
     const int first = atomic_compare_exchange_strong(&ex->error, &none, error);
     if (first && ex->ops.abort) ex->ops.abort(ex->ctx, error);
-    for (uint32_t i = 0; i < SW_LANE_COUNT * ex->rank_count; i++) {
-        pthread_mutex_lock(&ex->counters[i].lock);
-        pthread_cond_broadcast(&ex->counters[i].changed);
-        pthread_mutex_unlock(&ex->counters[i].lock);
-    }
+    for (uint32_t i = 0; i < ex->lane_count; i++) sw_park_wake(&ex->lanes[i].park);
+    sw_park_wake(&ex->timekeeper_park);
     pthread_mutex_lock(&ex->lock);
     ex->events_told++;
     pthread_cond_broadcast(&ex->pushed);
@@ -108,26 +103,22 @@ void sw_executor_abort(struct sw_executor *ex, int error) {
     pthread_mutex_unlock(&ex->lock);
 }
 
-/* ---- counters ---- */
+/* ---- counts ---- */
 
-static void advance(struct counter *counter) {
-    pthread_mutex_lock(&counter->lock);
-    atomic_fetch_add(&counter->count, 1);
-    if (counter->waiters) pthread_cond_broadcast(&counter->changed);
-    pthread_mutex_unlock(&counter->lock);
-}
-
-/* Waits until a lane has done (submitted) `count` tasks of a rank. 0, or the error that aborted. */
-static int wait_count(struct sw_executor *ex, uint32_t id, uint32_t rank, uint64_t count) {
-    struct counter *counter = counter_of(ex, id, rank);
-    if (atomic_load(&counter->count) >= count) return error_of(ex);
+/* Waits until a lane has done (submitted) `wanted` tasks of a rank. 0, or the error that aborted.
+ */
+static int wait_count(struct lane *lane, uint32_t id, uint32_t rank, uint64_t wanted) {
+    struct sw_executor *ex = lane->ex;
+    struct sw_task_count *count = count_of(ex, id, rank);
+    if (sw_task_count(count) >= wanted) return error_of(ex);
     if (ex->ops.waits) ex->ops.waits(ex->ctx, (enum sw_lane)id, 1);
-    pthread_mutex_lock(&counter->lock);
-    counter->waiters++;
-    while (atomic_load(&counter->count) < count && !error_of(ex))
-        pthread_cond_wait(&counter->changed, &counter->lock);
-    counter->waiters--;
-    pthread_mutex_unlock(&counter->lock);
+    while (sw_task_count_wants(count, lane->id, wanted, &lane->park)) {
+        if (error_of(ex)) {
+            sw_task_count_left(count, lane->id);
+            break;
+        }
+        sw_park_sleep(&lane->park, 0);
+    }
     if (ex->ops.waits) ex->ops.waits(ex->ctx, (enum sw_lane)id, 0);
     return error_of(ex);
 }
@@ -141,7 +132,7 @@ static int deps_ready(struct sw_executor *ex, const struct sw_run *run, const st
                       uint32_t rank) {
     for (uint32_t d = 0; d < task->dep_count; d++) {
         const struct sw_dep *dep = &task->deps[d];
-        if (atomic_load(&counter_of(ex, dep->lane, rank)->count) < dep_count(run, dep)) return 0;
+        if (sw_task_count(count_of(ex, dep->lane, rank)) < dep_count(run, dep)) return 0;
     }
     return 1;
 }
@@ -164,7 +155,7 @@ static int wait_deps(struct lane *lane, const struct sw_run *run, const struct s
         const struct sw_dep *dep = &task->deps[d];
         const uint64_t count = dep_count(run, dep);
         if (count == 0) continue; /* nothing came before */
-        ret = wait_count(ex, dep->lane, rank, count);
+        ret = wait_count(lane, dep->lane, rank, count);
         if (ret < 0 || !sw_lane_on_device((enum sw_lane)dep->lane)) continue;
         struct sw_event *event = event_of(lane_of(ex, dep->lane, rank), count);
         ret = lane->stream ? ex->device_ops->stream_wait(lane->stream, event)
@@ -208,7 +199,7 @@ static void complete(struct lane *lane, struct sw_run *run, uint32_t index, uint
     run->end_ns[at] = end;
     ex->ops.done(ex->ctx, run, task, rank);
     for (uint32_t r = rank; r < (joint ? ex->rank_count : rank + 1); r++)
-        advance(counter_of(ex, lane->id, r));
+        sw_task_count_up(count_of(ex, lane->id, r));
 }
 
 /* ---- lanes that run one task at a time ---- */
@@ -217,7 +208,7 @@ static int run_task(struct lane *lane, struct sw_run *run, uint32_t index, uint3
     struct sw_executor *ex = lane->ex;
     const struct sw_task *task = &run->turn->tasks[index];
     const int joint = sw_task_is_joint((enum sw_task_kind)task->kind);
-    const uint64_t count = atomic_load(&counter_of(ex, lane->id, rank)->count) + 1;
+    const uint64_t count = sw_task_count(count_of(ex, lane->id, rank)) + 1;
     int ret = 0;
     for (uint32_t r = rank; r < (joint ? ex->rank_count : rank + 1) && ret == 0; r++)
         ret = wait_deps(lane, run, task, r);
@@ -230,7 +221,7 @@ static int run_task(struct lane *lane, struct sw_run *run, uint32_t index, uint3
         ret = ex->device_ops->event_record(event_of(lane, count), lane->stream);
     if (ret < 0) return ret;
     if (lane->begins) /* it is submitted; the timekeeper does the rest */
-        advance(counter_of(ex, lane->id, rank));
+        sw_task_count_up(count_of(ex, lane->id, rank));
     else
         complete(lane, run, index, rank, sw_now_ns());
     return 0;
@@ -406,22 +397,22 @@ static struct sw_run *await_run(struct sw_executor *ex, uint64_t number) {
     return error_of(ex) ? NULL : run;
 }
 
-static int await_submitted(struct sw_executor *ex, struct counter *counter, uint64_t count) {
+/* Sleeps as doze() does. */
+static int await_submitted(struct sw_executor *ex, struct sw_task_count *count, uint64_t wanted) {
     int ret = set_clocks(ex);
-    if (ret < 0 || atomic_load(&counter->count) >= count) return ret;
-    pthread_mutex_lock(&counter->lock);
-    counter->waiters++;
-    while (atomic_load(&counter->count) < count && !error_of(ex) && ret == 0)
-        ret = doze(ex, &counter->changed, &counter->lock);
-    counter->waiters--;
-    pthread_mutex_unlock(&counter->lock);
+    while (ret == 0 &&
+           sw_task_count_wants(count, WAITER_TIMEKEEPER, wanted, &ex->timekeeper_park)) {
+        if (!error_of(ex)) sw_park_sleep(&ex->timekeeper_park, SW_WAIT_STEP_NS);
+        sw_task_count_left(count, WAITER_TIMEKEEPER);
+        ret = error_of(ex) ? error_of(ex) : set_clocks(ex);
+    }
     return ret;
 }
 
 /* The times of a lane's task number `count`, counted from 1. */
 static int read_times(struct lane *lane, uint64_t count, uint64_t *start_ns, uint64_t *end_ns) {
     struct sw_executor *ex = lane->ex;
-    int ret = await_submitted(ex, counter_of(ex, lane->id, lane->rank), count);
+    int ret = await_submitted(ex, count_of(ex, lane->id, lane->rank), count);
     if (ret == 0) ret = error_of(ex);
     if (ret == 0) ret = ex->device_ops->event_wait(event_of(lane, count));
     if (ret == 0) ret = error_of(ex); /* what an abort has ended has no time */
@@ -596,13 +587,12 @@ static int open_tables(struct sw_executor *ex) {
         if (ex->adam_lane[r] == adam_lanes) adam_lanes++;
     ex->lane_count = SW_LANE_COUNT + adam_lanes - 1 + (ex->rank_count - 1) * SW_DEVICE_LANES;
     ex->lanes = calloc(ex->lane_count, sizeof(*ex->lanes));
-    ex->counters = calloc((uint64_t)SW_LANE_COUNT * ex->rank_count, sizeof(*ex->counters));
-    if (!ex->lanes || !ex->counters) return -ENOMEM;
+    const uint64_t counts_bytes = (uint64_t)SW_LANE_COUNT * ex->rank_count * sizeof(*ex->counts);
+    ex->counts = aligned_alloc(alignof(struct sw_task_count), counts_bytes);
+    if (!ex->lanes || !ex->counts) return -ENOMEM;
+    memset(ex->counts, 0, counts_bytes);
     for (uint32_t l = 0; l < SW_LANE_COUNT; l++)
         for (uint32_t r = 0; r < ex->rank_count; r++) {
-            struct counter *counter = counter_of(ex, l, r);
-            pthread_mutex_init(&counter->lock, NULL);
-            init_condition(&counter->changed);
             struct lane *lane = lane_of(ex, l, r);
             if (lane->ex) continue; /* it is an earlier rank's, too */
             *lane = (struct lane){.ex = ex, .id = (enum sw_lane)l, .rank = r};
@@ -665,12 +655,8 @@ void sw_executor_close(struct sw_executor *ex) {
         if (ex->lanes[l].started) pthread_join(ex->lanes[l].thread, NULL);
     if (ex->timekeeper_started) pthread_join(ex->timekeeper, NULL);
     for (uint32_t l = 0; ex->lanes && l < ex->lane_count; l++) close_stream(&ex->lanes[l]);
-    for (uint32_t i = 0; ex->counters && i < SW_LANE_COUNT * ex->rank_count; i++) {
-        pthread_mutex_destroy(&ex->counters[i].lock);
-        pthread_cond_destroy(&ex->counters[i].changed);
-    }
     free(ex->lanes);
-    free(ex->counters);
+    free(ex->counts);
     for (int i = 0; i < SW_RUNS_KEPT; i++) {
         free(ex->runs[i].start_ns);
         free(ex->runs[i].end_ns);

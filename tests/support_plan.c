@@ -12,6 +12,7 @@ static int decide(struct planned_turns *p, const struct planned_case *of) {
     sw_train_defaults(&p->c.options);
     p->c.options.seq_len = of->seq_len;
     p->c.options.overlap = of->overlap;
+    if (of->chunk_bytes) p->c.options.chunk_bytes = of->chunk_bytes;
     ret = sw_plan_case_settle(&p->c);
     if (ret == 0) ret = sw_plan_decide(&p->c, &p->decision);
     return ret == 0 && p->decision.chosen < 0 ? -ENOSPC : ret;

@@ -11,6 +11,7 @@ struct planned_case {
     uint64_t tokens;             /* of a step, of all ranks */
     uint32_t seq_len;
     enum sw_overlap overlap;
+    uint64_t chunk_bytes; /* 0: the usual ones */
 };
 
 struct planned_turns {

@@ -46,13 +46,15 @@ static void check_case(const struct planned_case *of) {
     if (!(updated >= 1 && updated < 1.0001)) fail_msg("a step updates %.6f of all", updated);
 }
 
-static const struct planned_case in_ram = {"llama-3-70b", "8xh100", 131072, 4096, SW_OVERLAP_AUTO};
-static const struct planned_case with_nvme = {"llama-3-70b", "8xh100:ram=1T", 131072, 4096,
-                                              SW_OVERLAP_AUTO};
-static const struct planned_case in_turns = {"llama-3-70b", "8xh100:ram=300G", 65536, 4096,
-                                             SW_OVERLAP_NONE};
+static const struct planned_case in_ram = {"llama-3-70b", "8xh100",        131072,
+                                           4096,          SW_OVERLAP_AUTO, 0};
+static const struct planned_case with_nvme = {"llama-3-70b", "8xh100:ram=1T", 131072,
+                                              4096,          SW_OVERLAP_AUTO, 0};
+static const struct planned_case in_turns = {"llama-3-70b", "8xh100:ram=300G", 65536,
+                                             4096,          SW_OVERLAP_NONE,   0};
 /* More tasks in a lane than 16 bits count. */
-static const struct planned_case large = {"llama-3-405b", "8xh200", 65536, 4096, SW_OVERLAP_AUTO};
+static const struct planned_case large = {"llama-3-405b", "8xh200",        65536,
+                                          4096,           SW_OVERLAP_AUTO, 0};
 
 static void large_turns_keep_the_invariants(void **state) {
     (void)state;

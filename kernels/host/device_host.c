@@ -2,7 +2,7 @@
  *
  * A stream has no thread and no queue: whatever is submitted runs inline in the calling thread, so
  * a stream is always idle between calls and an event is recorded as soon as it is asked for. What
- * is left of an event is the hand-over between threads: its lock orders all that the recorder did
+ * is left of an event is the hand-over between threads: it orders all that the recorder did
  * before all that the waiter does after. */
 #include "kernels/host/host.h"
 #include <assert.h>
@@ -23,10 +23,10 @@ enum { PAGE_BYTES = 4096, HUGE_BYTES = 2 << 20 };
  */
 enum { LIBRARY_BYTES_PER_THREAD = 16 << 20, LIBRARY_BYTES_SHARED = 32 << 20 };
 
+/* Small, as a run has several for each of its tasks. */
 struct sw_event {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int recorded;
+    struct sw_device *device;
+    atomic_int recorded, waiters;
 };
 
 #ifdef SW_POISON
@@ -117,38 +117,38 @@ static int host_prepare(struct sw_stream *s, int products) {
 }
 
 static int host_event_create(struct sw_device *d, struct sw_event **out) {
-    (void)d;
     struct sw_event *e = calloc(1, sizeof(*e));
     if (!e) {
         sw_error("host device: no memory for an event");
         return -ENOMEM;
     }
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->changed, NULL);
+    e->device = d;
     *out = e;
     return 0;
 }
 
 static void host_event_destroy(struct sw_event *e) {
-    if (!e) return;
-    pthread_cond_destroy(&e->changed);
-    pthread_mutex_destroy(&e->lock);
     free(e);
 }
 
 static int host_event_record(struct sw_event *e, struct sw_stream *s) {
     (void)s;
-    pthread_mutex_lock(&e->lock);
-    e->recorded = 1;
-    pthread_cond_broadcast(&e->changed);
-    pthread_mutex_unlock(&e->lock);
+    atomic_store(&e->recorded, 1);
+    if (atomic_load(&e->waiters) == 0) return 0; /* who comes from now on sees that it is */
+    pthread_mutex_lock(&e->device->event_lock);
+    pthread_cond_broadcast(&e->device->event_recorded);
+    pthread_mutex_unlock(&e->device->event_lock);
     return 0;
 }
 
 static int host_event_wait(struct sw_event *e) {
-    pthread_mutex_lock(&e->lock);
-    while (!e->recorded) pthread_cond_wait(&e->changed, &e->lock);
-    pthread_mutex_unlock(&e->lock);
+    if (atomic_load(&e->recorded)) return 0;
+    pthread_mutex_lock(&e->device->event_lock);
+    atomic_fetch_add(&e->waiters, 1);
+    while (!atomic_load(&e->recorded))
+        pthread_cond_wait(&e->device->event_recorded, &e->device->event_lock);
+    atomic_fetch_sub(&e->waiters, 1);
+    pthread_mutex_unlock(&e->device->event_lock);
     return 0;
 }
 
@@ -178,6 +178,8 @@ static void host_close(struct sw_device *d) {
     for (int i = 0; i < SW_HOST_PANELS; i++)
         host_free(d, d->panels[i], SW_HOST_PANEL_ELEMENTS * sizeof(float));
     pthread_mutex_destroy(&d->panel_lock);
+    pthread_cond_destroy(&d->event_recorded);
+    pthread_mutex_destroy(&d->event_lock);
     free(d);
 }
 
@@ -224,6 +226,8 @@ int sw_device_host_open(struct sw_device_handle *out,
         return -ENOMEM;
     }
     pthread_mutex_init(&d->panel_lock, NULL);
+    pthread_mutex_init(&d->event_lock, NULL);
+    pthread_cond_init(&d->event_recorded, NULL);
     d->threads = options->threads;
     d->isa = isa;
     d->adam = options->adam;

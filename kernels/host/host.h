@@ -88,6 +88,8 @@ struct sw_device {
     void *adam_ctx;
     pthread_mutex_t panel_lock; /* streams of several threads may multiply at the same time */
     float *panels[SW_HOST_PANELS];
+    pthread_mutex_t event_lock; /* of all its events, for who comes before one is recorded */
+    pthread_cond_t event_recorded;
     char numerics[128];
 };
 

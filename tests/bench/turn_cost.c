@@ -2,7 +2,7 @@
  * build, to check, and to execute on lanes that do nothing, beside the time of the step that they
  * are for.
  *
- *     build/release/tests/bench/turn_cost [STEPS [MODEL MACHINE TOKENS SEQ_LEN]]
+ *     build/release/tests/bench/turn_cost [STEPS [MODEL MACHINE TOKENS SEQ_LEN [CHUNK_MIB]]]
  *
  * A lane is a thread, and a machine has more cores than lanes: what a step waits for is the lane
  * that sets its time, and what that one takes; all lanes together say what it takes of the cores.
@@ -111,11 +111,15 @@ static int show(const struct planned_case *of, uint32_t steps) {
 int main(int argc, char **argv) {
     const uint32_t steps = argc > 1 ? (uint32_t)atoi(argv[1]) : 10;
     static const struct planned_case cases[] = {
-        {"llama-3-70b", "8xh100", 131072, 4096, SW_OVERLAP_AUTO},
-        {"llama-3-70b", "8xh100:ram=1T", 131072, 4096, SW_OVERLAP_AUTO}};
-    if (argc == 6) {
-        const struct planned_case own = {argv[2], argv[3], strtoull(argv[4], NULL, 10),
-                                         (uint32_t)atoi(argv[5]), SW_OVERLAP_AUTO};
+        {"llama-3-70b", "8xh100", 131072, 4096, SW_OVERLAP_AUTO, 0},
+        {"llama-3-70b", "8xh100:ram=1T", 131072, 4096, SW_OVERLAP_AUTO, 0}};
+    if (argc == 6 || argc == 7) {
+        const struct planned_case own = {argv[2],
+                                         argv[3],
+                                         strtoull(argv[4], NULL, 10),
+                                         (uint32_t)atoi(argv[5]),
+                                         SW_OVERLAP_AUTO,
+                                         argc == 7 ? strtoull(argv[6], NULL, 10) << 20 : 0};
         return show(&own, steps) < 0;
     }
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
