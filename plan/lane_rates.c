@@ -170,22 +170,19 @@ static double head_seconds(const struct sw_rates *r, const struct sw_task *task)
     }
 }
 
-/* Of a task of the compute lane, by the times that the model's units were seen to take; ranks of
- * the host part the CPU. */
+/* Of a task of the compute lane, by the times that the model's units were seen to take. */
 static double measured_seconds(const struct sw_rates *r, const struct sw_task *task) {
     const struct sw_machine_model *m = r->times;
     const struct sw_model *model = &r->run->model;
     const int backward = task->kind == SW_TASK_BACKWARD;
-    const double all = on_host(r) ? ranks_of(r) : 1;
     if (task->kind == SW_TASK_HEAD_WHOLE || task->kind == SW_TASK_HEAD_GRAD ||
         task->kind == SW_TASK_HEAD_BACKWARD || task->kind == SW_TASK_HEAD_FORWARD)
-        return all * head_seconds(r, task);
+        return head_seconds(r, task);
     if (task->unit < model->parts)
-        return all * (backward ? m->embed_backward_s : m->embed_forward_s) *
-               part_share(r, task->unit);
+        return (backward ? m->embed_backward_s : m->embed_forward_s) * part_share(r, task->unit);
     if (model->units[task->unit].kind == SW_UNIT_NORM)
-        return all * (backward ? m->norm_backward_s : m->norm_forward_s);
-    return all * (backward ? m->layer_backward_s : m->layer_forward_s);
+        return backward ? m->norm_backward_s : m->norm_forward_s;
+    return backward ? m->layer_backward_s : m->layer_forward_s;
 }
 
 /* ---- costs ---- */
@@ -232,19 +229,35 @@ static void use_copies(const struct sw_rates *r, const struct sw_task *task, uin
     use(cost, LINKS + rank, side, rate / alone);
     /* A copy on the CPU reads memory and writes it. */
     use(cost, RAM, side, (on_host(r) ? 2 : 1) * rate / m->memory_bytes_per_s);
-    if (on_host(r)) use(cost, CORES, side, 1 / m->cores);
+    if (on_host(r)) use(cost, CORES, side, rate / alone / m->cores);
     const uint32_t at = m->gpus_per_switch > 0 ? (uint32_t)(rank / m->gpus_per_switch) : UINT32_MAX;
     if (at < r->switches) use(cost, LINKS + ranks_of(r) + at, side, rate / m->switch_bytes_per_s);
+}
+
+/* Of the CPU, what a rank's operations keep busy: teams that are woken again and again leave some
+ * of it to others. */
+static double operations_share(const struct sw_rates *r) {
+    const double each = 1.0 / ranks_of(r), cpus = r->c->machine->cpus;
+    return r->times && r->times->cpus > 0 && cpus > 0 ? fmin(r->times->cpus / cpus, 1) * each
+                                                      : each;
+}
+
+/* Tasks of the CPU's lanes whose work is a team's. */
+static int is_of_a_team(const struct sw_rates *r, const struct sw_task *task) {
+    if (!on_host(r)) return 0;
+    if (task->lane == SW_LANE_ADAM || task->kind == SW_TASK_DEVICE_ADAM) return 1;
+    return task->kind == SW_TASK_REDUCE;
 }
 
 static void add_uses(const struct sw_rates *r, const struct sw_task *task, uint32_t rank,
                      double rate, struct sw_play_cost *cost) {
     const struct sw_machine *m = r->c->machine;
-    const double each = 1.0 / ranks_of(r);
+    /* Of the CPU; a lane that is held to a rate sleeps in between. */
+    const double own = machine_rate(r, task), each = (own > rate ? rate / own : 1) / ranks_of(r);
     switch (task->lane) {
     case SW_LANE_COMPUTE:
         if (!on_host(r) || (is_compute(task) && r->run->options.sim.flops)) return;
-        use(cost, CORES, 0, each);
+        use(cost, CORES, 0, is_compute(task) ? operations_share(r) : each);
         if (!is_compute(task)) use(cost, RAM, 0, rate / m->memory_bytes_per_s);
         return;
     case SW_LANE_H2D:
@@ -293,6 +306,7 @@ void sw_rates_cost(const struct sw_rates *r, const struct sw_task *task, uint32_
     }
     if (work <= 0 || rate <= 0) return;
     cost->seconds = work / rate;
+    if (is_of_a_team(r, task)) cost->seconds += r->c->machine->region_s;
     add_uses(r, task, rank, rate, cost);
 }
 

@@ -34,6 +34,7 @@ static const struct figure figures[] = {
     FIGURE(gather_bytes_per_s),
     FIGURE(scatter_bytes_per_s),
     FIGURE(round_bytes_per_s),
+    FIGURE(region_s),
     FIGURE(cores),
     FIGURE(cpus),
     FIGURE(memory_bytes),
@@ -70,7 +71,7 @@ static const struct figure model_figures[] = {
     MODEL(layer_forward_s),  MODEL(layer_backward_s), MODEL(embed_forward_s),
     MODEL(embed_backward_s), MODEL(norm_forward_s),   MODEL(norm_backward_s),
     MODEL(head_forward_s),   MODEL(head_backward_s),  MODEL(head_dx_s),
-    MODEL(head_grad_s),      MODEL(head_whole_s),
+    MODEL(head_grad_s),      MODEL(head_whole_s),     MODEL(cpus),
 };
 enum { MODEL_FIGURES = sizeof(model_figures) / sizeof(model_figures[0]) };
 
@@ -212,12 +213,15 @@ int sw_machine_parse(struct sw_machine *m, const json_t *root, const char *path)
 
 const char *sw_machine_model_key(const struct sw_model_config *c, const struct sw_train_options *o,
                                  char *out, size_t out_size) {
+    const uint32_t ranks = o->device == SW_DEVICE_HOST ? o->ranks : 1; /* GPUs share nothing */
+    char sharing[32] = "";
+    if (ranks > 1) snprintf(sharing, sizeof(sharing), ", %" PRIu32 " ranks", ranks);
     snprintf(out, out_size,
              "%s %s, hidden %" PRIu32 ", intermediate %" PRIu32 ", heads %" PRIu32 "/%" PRIu32
-             " of %" PRIu32 ", vocabulary %" PRIu32 ", %" PRIu32 " x %" PRIu32 " tokens",
+             " of %" PRIu32 ", vocabulary %" PRIu32 ", %" PRIu32 " x %" PRIu32 " tokens%s",
              o->device == SW_DEVICE_CUDA ? "cuda" : "host", o->dtype == SW_BF16 ? "bf16" : "fp32",
              c->hidden, c->intermediate, c->heads, c->kv_heads, c->head_dim, c->vocab,
-             o->micro_batch, o->seq_len);
+             o->micro_batch, o->seq_len, sharing);
     return out;
 }
 

@@ -24,7 +24,8 @@ struct sw_machine_numa { /* a NUMA node */
 };
 
 /* What a device takes for the operations of a model's units, a micro-batch at a time and alone: of
- * one layer, of the norm, and of all parts of the embedding and of the head. */
+ * one layer, of the norm, and of all parts of the embedding and of the head. Ranks that share the
+ * CPU were measured at once. */
 struct sw_machine_model {
     char key[128];                            /* sw_machine_model_key() */
     double layer_forward_s, layer_backward_s; /* backward holds the recomputation */
@@ -32,6 +33,7 @@ struct sw_machine_model {
     /* The logits; the logits again, with the gradients of input and matrix, or with one of them;
      * all parts at once. */
     double head_forward_s, head_backward_s, head_dx_s, head_grad_s, head_whole_s;
+    double cpus; /* kept busy meanwhile where the CPU is the device, by all ranks; 0: unknown */
 };
 
 struct sw_machine {
@@ -50,6 +52,9 @@ struct sw_machine {
 
     double
         round_bytes_per_s; /* of gradients rounded on the device: read in FP32, written in BF16 */
+    /* The CPU as device: what a task of a team of threads takes beyond its work, as the team must
+     * be woken. */
+    double region_s;
 
     double cores;
     double cpus; /* processing units that threads may run on; 0: as many as cores */

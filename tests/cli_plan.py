@@ -257,6 +257,11 @@ def operations_of_a_model_are_measured_for_its_plans():
             kept = json.load(file)
         t.equal(kept["machine"], rates, "what was there before")
         t.equal(list(kept["models"].values()), [times], "what is kept")
+        t.spillway("bench", "model", t.MODEL, *args, "--ranks", 2, "--seconds", "0.3", "--profile",
+                   path, rc=0)
+        with open(os.path.join(t.ROOT, path), encoding="utf-8") as file:
+            shared = json.load(file)["models"]
+        t.equal(sorted(key.endswith(", 2 ranks") for key in shared), [False, True], "of two ranks")
         placed = ("--params", "device", "--optimizer", "device", "--gradients", "device",
                   "--activations", "device", "--overlap", "none", "--checkpoint-every", 2)
         fixed = ("--model", t.MODEL, "--machine", path, "--device", "host", *placed)

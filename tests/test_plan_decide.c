@@ -36,7 +36,11 @@ static void plan(const char *line) {
         fail_msg("%s: %s", line, log_text());
     assert_int_equal(sw_subject_open(&subject, options.train.model), 0);
     assert_int_equal(sw_machine_open(&machine, options.train.machine), 0);
-    c = (struct sw_plan_case){&subject, &machine, options.train, options.nodes, options.tokens};
+    c = (struct sw_plan_case){.subject = &subject,
+                              .machine = &machine,
+                              .options = options.train,
+                              .nodes = options.nodes,
+                              .tokens = options.tokens};
     if (sw_plan_case_settle(&c) || sw_plan_decide(&c, &d)) fail_msg("%s: %s", line, log_text());
 }
 

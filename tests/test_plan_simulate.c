@@ -3,6 +3,7 @@
  * which one rate alone is known. */
 #include "plan/simulate.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -188,6 +189,7 @@ static struct sw_subject subject;
 static struct sw_machine machine;
 static struct sw_plan_case c;
 static struct sw_fit fit;
+static struct sw_sim_rates held; /* lanes of the cases that follow */
 
 /* A small model, with its optimizer where the argument says. */
 static struct sw_simulation simulate(struct sw_tiers params, struct sw_tiers optimizer,
@@ -199,6 +201,7 @@ static struct sw_simulation simulate(struct sw_tiers params, struct sw_tiers opt
     c.options.device = machine.gpus > 0 ? SW_DEVICE_CUDA : SW_DEVICE_HOST;
     c.options.seq_len = 128;
     c.options.overlap = overlap;
+    c.options.sim = held;
     c.options.params = params;
     c.options.optimizer = optimizer;
     c.options.gradients = c.options.activations = sw_tiers_all(SW_TIER_DEVICE);
@@ -357,6 +360,92 @@ static void cores_are_shared(void **state) {
     close_within(s.step_s, step_flops(128) / 1e12 + 28 * PARAMS / 4e10, PADDING);
 }
 
+/* Each task of a team waits for the team to wake, and the CPU as device alone has teams that sleep.
+ */
+static void teams_must_be_woken(void **state) {
+    (void)state;
+    const struct sw_tiers on_device = sw_tiers_all(SW_TIER_DEVICE);
+    const struct sw_tiers in_ram = sw_tiers_all(SW_TIER_HOST);
+    for (int gpus = 0; gpus < 2; gpus++) {
+        machine_of(gpus);
+        machine.adam_bytes_per_s = machine.memory_bytes_per_s = 4e10;
+        machine.gpu_memory_bytes_per_s = machine.round_bytes_per_s = 4e10;
+        const struct sw_simulation at_once = simulate(on_device, in_ram, SW_OVERLAP_NONE);
+        machine.region_s = 0.01;
+        const struct sw_simulation woken = simulate(on_device, in_ram, SW_OVERLAP_NONE);
+        const enum sw_lane lanes[] = {SW_LANE_ADAM, SW_LANE_COMM};
+        for (int l = 0; l < 2; l++) {
+            const double tasks = (woken.busy_s[lanes[l]] - at_once.busy_s[lanes[l]]) / 0.01;
+            if (gpus)
+                near(tasks, 0);
+            else if (tasks < 31 || fabs(tasks - round(tasks)) > 1e-6) /* units, at least */
+                fail_msg("%.9g tasks of lane %d", tasks, (int)lanes[l]);
+        }
+    }
+}
+
+/* A copy that is held to a tenth of what it could do takes a tenth of a core. */
+static void what_is_held_back_leaves_the_cores(void **state) {
+    (void)state;
+    machine_of(0);
+    machine.flops_per_s = 1e11;
+    machine.d2h_bytes_per_s = 1e10;
+    held.copy_bytes[1] = 1000000000;
+    const struct sw_simulation s =
+        simulate(sw_tiers_all(SW_TIER_DEVICE), sw_tiers_all(SW_TIER_HOST), SW_OVERLAP_FORWARD);
+    held = (struct sw_sim_rates){0};
+    const double alone_s = step_flops(128) / 1e11, copies_s = 2 * PARAMS / 1e9;
+    assert_true(s.busy_s[SW_LANE_D2H] > copies_s * (1 + 1e-4));
+    assert_true(s.busy_s[SW_LANE_D2H] < copies_s * (1 + 0.1 / 4 + 1e-4)); /* some stand alone */
+    assert_true(s.busy_s[SW_LANE_COMPUTE] > alone_s * (1 + 1e-4));
+    assert_true(s.busy_s[SW_LANE_COMPUTE] < alone_s + copies_s * 0.1 / 4 * 1.0001);
+}
+
+/* Operations that leave half of the CPU to others slow these down by half of what they would. */
+static void operations_leave_cores_to_others(void **state) {
+    (void)state;
+    const struct sw_train_options o = {
+        .device = SW_DEVICE_HOST, .dtype = SW_BF16, .micro_batch = 1, .seq_len = 128, .ranks = 1};
+    double update_s[2];
+    for (int half = 0; half < 2; half++) {
+        machine_of(0);
+        machine.adam_bytes_per_s = 4e10;
+        machine.cpus = 4;
+        machine.model_count = 1;
+        machine.models[0] =
+            (struct sw_machine_model){.layer_forward_s = 2, .embed_forward_s = 2, .cpus = 2 * half};
+        struct sw_machine_model *times = &machine.models[0];
+        assert_int_equal(sw_subject_open(&subject, "smollm2-135m"), 0);
+        sw_machine_model_key(&subject.model.config, &o, times->key, sizeof(times->key));
+        sw_subject_close(&subject);
+        const struct sw_simulation s =
+            simulate(sw_tiers_all(SW_TIER_DEVICE), sw_tiers_all(SW_TIER_HOST), SW_OVERLAP_FORWARD);
+        update_s[half] = s.busy_s[SW_LANE_ADAM];
+    }
+    const double alone_s = 28 * PARAMS / 4e10;
+    assert_true(update_s[0] > 1.9 * alone_s); /* all but the first part stands beside a forward */
+    close_within(update_s[1], alone_s + (update_s[0] - alone_s) / 2, PADDING);
+}
+
+/* Ranks that share the CPU have times of their own; GPUs have one each. */
+static void ranks_of_the_cpu_are_measured_together(void **state) {
+    (void)state;
+    char one[128], two[128], gpus[128];
+    struct sw_train_options o = {
+        .device = SW_DEVICE_HOST, .dtype = SW_BF16, .micro_batch = 1, .seq_len = 128, .ranks = 1};
+    assert_int_equal(sw_subject_open(&subject, "smollm2-135m"), 0);
+    sw_machine_model_key(&subject.model.config, &o, one, sizeof(one));
+    o.ranks = 2;
+    sw_machine_model_key(&subject.model.config, &o, two, sizeof(two));
+    assert_string_not_equal(one, two);
+    o.device = SW_DEVICE_CUDA;
+    sw_machine_model_key(&subject.model.config, &o, gpus, sizeof(gpus));
+    o.ranks = 1;
+    sw_machine_model_key(&subject.model.config, &o, one, sizeof(one));
+    assert_string_equal(one, gpus);
+    sw_subject_close(&subject);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lanes_are_in_order_and_wait),
@@ -372,6 +461,10 @@ int main(void) {
         cmocka_unit_test(a_switch_is_shared),
         cmocka_unit_test(measured_operations_take_their_time),
         cmocka_unit_test(cores_are_shared),
+        cmocka_unit_test(teams_must_be_woken),
+        cmocka_unit_test(what_is_held_back_leaves_the_cores),
+        cmocka_unit_test(operations_leave_cores_to_others),
+        cmocka_unit_test(ranks_of_the_cpu_are_measured_together),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

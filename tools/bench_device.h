@@ -12,6 +12,9 @@
 int sw_bench_device_open(const struct sw_topology *topology, int on_gpu, uint32_t index,
                          uint32_t ranks, struct sw_device_handle *out);
 
+/* Threads of the CPU as each of these devices. */
+int sw_bench_device_threads(const struct sw_topology *topology, uint32_t ranks);
+
 struct sw_bench_copies {
     double h2d, d2h, both; /* pinned; both: added up */
     double h2d_pageable, d2h_pageable;
@@ -35,14 +38,27 @@ int sw_bench_products(const struct sw_device_handle *d, uint64_t tokens, uint64_
 int sw_bench_ranks(const struct sw_device_handle *devices, uint32_t ranks, int on_gpus,
                    uint64_t bytes, double seconds, double *gather, double *scatter);
 
-/* Bytes per second of gradients that are rounded to BF16 with their norm: FP32 in, BF16 out. */
-int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s);
+/* Gradients rounded to BF16 with their norm. threads: of the CPU as device, whose other lanes have
+ * teams, too (bench_company.h); 0: a GPU. */
+struct sw_bench_rounding {
+    double bytes_per_s; /* FP32 in, BF16 out */
+    double region_s;    /* that a call takes beyond, as its team sleeps between calls */
+};
+int sw_bench_rounding(const struct sw_device_handle *d, int threads, double seconds,
+                      struct sw_bench_rounding *out);
 
-/* The operations of a model's units on random numbers, each alone: fills all of `out` but its key,
- * in about `seconds`. Takes memory for the weights and gradients of a layer, or of the whole head,
- * several times: 0.5 GB at least. */
-int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
-                   enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
+/* The operations of a model's units on random numbers, each alone on its rank: fills all of `out`
+ * but its key. Takes memory for the weights and gradients of a layer, or of the whole head, several
+ * times: 0.5 GB at least, on each rank. */
+struct sw_bench_model {
+    const struct sw_model *model;
+    enum sw_dtype dtype;
+    uint64_t batch, time;
+    uint32_t ranks; /* that do so at once, and share the CPU */
+    int threads;    /* of each of them where the CPU is the device, as above; 0: a GPU */
+    double seconds;
+};
+int sw_bench_model(const struct sw_device_handle *devices, const struct sw_bench_model *what,
                    struct sw_machine_model *out);
 
 #endif

@@ -1,16 +1,21 @@
-/* tools/bench_model.c - the operations of a model's units, each alone, as a run would ask for them.
- */
+/* tools/bench_model.c - the operations of a model's units, each alone, as a run would ask for them:
+ * by every rank at once where ranks share the CPU, and in the company of the other lanes' teams. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "engine/llama.h"
 #include "engine/sizing.h"
 #include "tools/bench.h"
+#include "tools/bench_company.h"
 #include "tools/bench_device.h"
 
-enum { OPERATIONS = 11, PATTERN_ELEMENTS = 1 << 20, ROUNDED_ELEMENTS = 16 << 20 };
+enum { OPERATIONS = 11, PATTERN_ELEMENTS = 1 << 20 };
+enum { ROUNDED_ELEMENTS = 16 << 20, FEW_ELEMENTS = 512 << 10 }; /* a chunk of a small model */
+#define BETWEEN_S 20e-6
 
 /* A step comes to a unit's weights after those of all others: no cache has them any more. So many
  * bytes of weights are gone through in turn, and a few accumulators, as a run has them. */
@@ -269,6 +274,23 @@ static int time_operation(struct units *u, const struct operation *operation, do
     return ret;
 }
 
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int measure_all(struct units *u, double seconds, struct sw_machine_model *out) {
+    int ret = 0;
+    for (int i = 0; i < OPERATIONS && ret == 0; i++) {
+        double each;
+        ret = time_operation(u, &operations[i], seconds / OPERATIONS, &each);
+        memcpy((char *)out + operations[i].offset, &each, sizeof(each));
+    }
+    return ret;
+}
+
+/* The calling thread's operations; stats of the process are of all its ranks. */
 static int measure(struct units *u, uint64_t batch, uint64_t time, double seconds,
                    struct sw_machine_model *out) {
     const struct sw_device_ops *ops = u->device->ops;
@@ -278,56 +300,130 @@ static int measure(struct units *u, uint64_t batch, uint64_t time, double second
         ret = sw_llama_open(&u->llama, u->model, u->device, u->dtype, batch, time, 1, u->workspace,
                             u->stream);
     if (ret == 0) ret = fill(u);
-    for (int i = 0; i < OPERATIONS && ret == 0; i++) {
-        double each;
-        ret = time_operation(u, &operations[i], seconds / OPERATIONS, &each);
-        memcpy((char *)out + operations[i].offset, &each, sizeof(each));
-    }
+    const double start_s = sw_bench_now(), start_cpu_s = cpu_seconds();
+    if (ret == 0) ret = measure_all(u, seconds, out);
+    out->cpus = (cpu_seconds() - start_cpu_s) / (sw_bench_now() - start_s);
     if (u->stream) ops->stream_destroy(u->stream);
     return ret;
 }
 
-int sw_bench_model(const struct sw_device_handle *d, const struct sw_model *model,
-                   enum sw_dtype dtype, uint64_t batch, uint64_t time, double seconds,
-                   struct sw_machine_model *out) {
-    struct units u = {.device = d,
-                      .model = model,
-                      .dtype = dtype,
-                      .tokens = batch * time,
-                      .most = largest(model)};
+/* ---- ranks ---- */
+
+/* The lane that rounds and, in a team of all CPUs, Adam's: teams of so many threads on each rank.
+ */
+static int open_company(struct sw_bench_company **out, uint32_t ranks, int threads) {
+    return sw_bench_company_open(out, (int)ranks + 1, threads);
+}
+
+struct rank {
+    const struct sw_bench_model *what;
+    const struct sw_device_handle *device;
+    struct sw_machine_model times;
+    pthread_t thread;
+    int ret;
+};
+
+static void *measure_rank(void *arg) {
+    struct rank *r = arg;
+    const struct sw_bench_model *what = r->what;
+    struct units u = {.device = r->device,
+                      .model = what->model,
+                      .dtype = what->dtype,
+                      .tokens = what->batch * what->time,
+                      .most = largest(what->model)};
     struct block blocks[BLOCKS];
-    const uint64_t copies = COLD_BYTES / (u.most * sw_dtype_bytes(dtype)) + 1;
+    const uint64_t copies = COLD_BYTES / (u.most * sw_dtype_bytes(u.dtype)) + 1;
     u.copies = copies < COPIES_MAX ? (uint32_t)copies : COPIES_MAX;
-    list_blocks(&u, batch, time, blocks);
-    int ret = open_blocks(d, blocks, BLOCKS);
-    if (ret == 0) ret = measure(&u, batch, time, seconds, out);
-    close_blocks(d, blocks, BLOCKS);
+    list_blocks(&u, what->batch, what->time, blocks);
+    r->ret = open_blocks(r->device, blocks, BLOCKS);
+    if (r->ret == 0) r->ret = measure(&u, what->batch, what->time, what->seconds, &r->times);
+    close_blocks(r->device, blocks, BLOCKS);
+    return NULL;
+}
+
+/* The first rank in the calling thread, the others beside it. */
+static int measure_ranks(struct rank *ranks, uint32_t count) {
+    uint32_t started = 1;
+    int ret = 0;
+    while (started < count && ret == 0) {
+        ret = -pthread_create(&ranks[started].thread, NULL, measure_rank, &ranks[started]);
+        started += ret == 0;
+    }
+    if (ret < 0) sw_error("bench: a thread cannot be started: %s", strerror(-ret));
+    if (ret == 0) measure_rank(&ranks[0]);
+    for (uint32_t r = 1; r < started; r++) pthread_join(ranks[r].thread, NULL);
+    for (uint32_t r = 0; r < count && ret == 0; r++) ret = ranks[r].ret;
+    return ret;
+}
+
+int sw_bench_model(const struct sw_device_handle *devices, const struct sw_bench_model *what,
+                   struct sw_machine_model *out) {
+    struct sw_bench_company *company = NULL;
+    struct rank *ranks = calloc(what->ranks, sizeof(*ranks));
+    int ret = ranks ? 0 : -ENOMEM;
+    for (uint32_t r = 0; r < what->ranks && ret == 0; r++)
+        ranks[r] = (struct rank){.what = what, .device = &devices[r]};
+    if (ret == 0 && what->threads > 0) ret = open_company(&company, what->ranks, what->threads);
+    if (ret == 0) ret = measure_ranks(ranks, what->ranks);
+    if (ret == 0) {
+        memcpy(ranks[0].times.key, out->key, sizeof(out->key));
+        *out = ranks[0].times;
+    }
+    sw_bench_company_close(company);
+    free(ranks);
     return ret;
 }
 
 /* ---- rounding ---- */
 
-static int round_once(struct units *u) {
-    return u->device->ops->round_norm(u->stream, u->rounded, SW_BF16, u->all_accs, ROUNDED_ELEMENTS,
-                                      u->sums, u->bad);
+static int round_elements(struct units *u, uint64_t first, uint64_t count) {
+    return u->device->ops->round_norm(u->stream, (sw_bf16 *)u->rounded + first, SW_BF16,
+                                      (const float *)u->all_accs + first, count, u->sums, u->bad);
+}
+static int round_many(struct units *u) {
+    return round_elements(u, 0, ROUNDED_ELEMENTS);
+}
+/* Others each time, which no cache has; what a lane does between two tasks is no work of its team.
+ */
+static int round_few(struct units *u) {
+    const uint64_t first = u->turn++ * (uint64_t)FEW_ELEMENTS % ROUNDED_ELEMENTS;
+    for (const double until = sw_bench_now() + BETWEEN_S; sw_bench_now() < until;) continue;
+    return round_elements(u, first, FEW_ELEMENTS);
 }
 
-int sw_bench_rounding(const struct sw_device_handle *d, double seconds, double *bytes_per_s) {
+#define ROUNDED_BYTES(count) ((double)(count) * (sizeof(float) + sizeof(sw_bf16)))
+
+/* A short call is as many bytes at that rate, what is between the calls, and waking the team. */
+static int time_rounding(struct units *u, double seconds, struct sw_bench_rounding *out) {
+    const struct operation many = {.run = round_many}, few = {.run = round_few};
+    double each = 0;
+    int ret = time_operation(u, &many, seconds / 2, &each);
+    if (ret < 0 || !(each > 0)) return ret;
+    out->bytes_per_s = ROUNDED_BYTES(ROUNDED_ELEMENTS) / each;
+    ret = time_operation(u, &few, seconds / 2, &each);
+    const double over = each - BETWEEN_S - ROUNDED_BYTES(FEW_ELEMENTS) / out->bytes_per_s;
+    out->region_s = over > 0 ? over : 0;
+    return ret;
+}
+
+int sw_bench_rounding(const struct sw_device_handle *d, int threads, double seconds,
+                      struct sw_bench_rounding *out) {
     struct units u = {.device = d};
-    const struct operation operation = {.run = round_once};
+    struct sw_bench_company *company = NULL;
     const struct block blocks[] = {{&u.all_accs, ROUNDED_ELEMENTS * sizeof(float)},
                                    {&u.rounded, ROUNDED_ELEMENTS * sizeof(sw_bf16)},
                                    {&u.sums, ROUNDED_ELEMENTS / SW_NORM_BLOCK * sizeof(double)},
                                    {&u.bad, sizeof(struct sw_nonfinite)}};
     const int count = sizeof(blocks) / sizeof(blocks[0]);
-    double each = 0;
+    *out = (struct sw_bench_rounding){0};
     int ret = open_blocks(d, blocks, count);
+    if (ret == 0 && threads > 0) ret = open_company(&company, 1, threads);
     if (ret == 0) ret = d->ops->stream_create(d->device, &u.stream);
     if (ret == 0) ret = d->ops->prepare(u.stream, 0);
     if (ret == 0) ret = upload_pattern(&u, u.all_accs, SW_FP32, ROUNDED_ELEMENTS);
-    if (ret == 0) ret = time_operation(&u, &operation, seconds, &each);
+    if (ret == 0) ret = time_rounding(&u, seconds, out);
     if (u.stream) d->ops->stream_destroy(u.stream);
     close_blocks(d, blocks, count);
-    *bytes_per_s = each > 0 ? ROUNDED_ELEMENTS * (sizeof(float) + sizeof(sw_bf16)) / each : 0;
+    sw_bench_company_close(company);
     return ret;
 }

@@ -195,11 +195,13 @@ static int measure_products(struct report *r, const struct sw_device_handle *d) 
     const uint64_t tokens = r->gpus ? GPU_TOKENS : HOST_TOKENS,
                    hidden = r->gpus ? GPU_HIDDEN : HOST_HIDDEN;
     int ret = sw_bench_products(d, tokens, hidden, r->options.seconds, &flops);
-    double rounded = 0;
-    if (ret == 0) ret = sw_bench_rounding(d, r->options.seconds / 8, &rounded);
+    const int threads = r->gpus ? 0 : sw_topology_threads(&r->topology);
+    struct sw_bench_rounding rounding;
+    if (ret == 0) ret = sw_bench_rounding(d, threads, r->options.seconds / 8, &rounding);
     if (ret < 0) return ret;
     set(r->machine, "flops_per_s", flops);
-    set(r->machine, "round_bytes_per_s", rounded);
+    set(r->machine, "round_bytes_per_s", rounding.bytes_per_s);
+    if (!r->gpus) set(r->machine, "region_s", rounding.region_s);
     /* What contexts and libraries took is gone from it by now. */
     set(r->machine, "gpus", r->gpus);
     set(r->machine, "gpu_reserved_bytes", 0);
@@ -209,7 +211,7 @@ static int measure_products(struct report *r, const struct sw_device_handle *d) 
     }
     if (!r->options.json)
         printf("products %.4g TFLOP/s in BF16; gradients rounded at %.2f GB/s\n", 1e-12 * flops,
-               1e-9 * rounded);
+               1e-9 * rounding.bytes_per_s);
     return 0;
 }
 

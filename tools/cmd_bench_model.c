@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/collective.h"
 #include "offload/profile.h"
 #include "plan/subject.h"
 #include "tools/bench_device.h"
@@ -18,7 +19,7 @@ struct options {
     double seconds;
     int json;
     const char *profile;
-    uint32_t seq_len, micro_batch;
+    uint32_t seq_len, micro_batch, ranks;
     enum sw_dtype dtype;
 };
 
@@ -44,6 +45,15 @@ static const struct sw_option options_table[] = {
      .offset = offsetof(struct options, micro_batch),
      .min = 1,
      .max = 65536},
+    {.name = "ranks",
+     .value = "N",
+     .section = "Options",
+     .help = "ranks that share the CPU where it is the device, all measured at once",
+     .fallback = "1",
+     .kind = SW_OPTION_COUNT,
+     .offset = offsetof(struct options, ranks),
+     .min = 1,
+     .max = SW_RANKS_MAX},
     {.name = "dtype",
      .value = "NAME",
      .section = "Options",
@@ -60,11 +70,14 @@ static const struct sw_option options_table[] = {
 
 static const struct sw_command command = {
     .name = "bench model",
-    .usage = "bench model MODEL [--seq-len N] [--micro-batch N] [--dtype NAME] [--json]",
+    .usage = "bench model MODEL [--seq-len N] [--micro-batch N] [--ranks N] [--dtype NAME]\n"
+             "                                   [--json]",
     .operand = "MODEL",
     .summary =
         "Times the operations of a model's units on this machine's device, each alone, on random\n"
-        "numbers: a layer there and back, the embedding, the norm, the head. MODEL is a folder, a\n"
+        "numbers: a layer there and back, the embedding, the norm, the head. The CPU as device has "
+        "the\n"
+        "teams of a run's other lanes beside it. MODEL is a folder, a\n"
         "config.json or a shape that plan knows. The times are kept in the machine profile beside\n"
         "those of bench all; a plan of a model of these units, with these rows, takes them\n"
         "instead of counting operations.",
@@ -86,7 +99,8 @@ static void print(const struct sw_machine_model *m) {
     double value;
     printf("%s\n", m->key);
     for (int i = 0; (name = sw_machine_model_figure(m, i, &value)); i++)
-        printf("  %-18s %10.4g ms\n", name, 1e3 * value);
+        if (strcmp(name, "cpus")) printf("  %-18s %10.4g ms\n", name, 1e3 * value);
+    printf("  %-18s %10.4g\n", "CPUs kept busy", m->cpus);
 }
 
 static int keep(const struct options *o, const struct sw_machine_model *m) {
@@ -108,34 +122,50 @@ static int keep(const struct options *o, const struct sw_machine_model *m) {
     return ret;
 }
 
+static int measure_on(const struct options *o, const struct sw_model *model, int on_gpu,
+                      struct sw_machine_model *times) {
+    struct sw_device_handle devices[SW_RANKS_MAX];
+    struct sw_topology topology;
+    struct sw_bench_model what = {.model = model,
+                                  .dtype = o->dtype,
+                                  .batch = o->micro_batch,
+                                  .time = o->seq_len,
+                                  .ranks = on_gpu ? 1 : o->ranks,
+                                  .seconds = o->seconds};
+    uint32_t opened = 0;
+    int ret = sw_topology_read(&topology);
+    while (ret == 0 && opened < what.ranks) {
+        ret = sw_bench_device_open(&topology, on_gpu, opened, what.ranks, &devices[opened]);
+        opened += ret == 0;
+    }
+    if (ret == 0 && !on_gpu) what.threads = sw_bench_device_threads(&topology, what.ranks);
+    sw_bench_watch_signals();
+    if (ret == 0) ret = sw_bench_model(devices, &what, times);
+    while (opened-- > 0) devices[opened].ops->close(devices[opened].device);
+    return ret;
+}
+
 static int measure(struct options *o, const struct sw_model *model) {
     struct sw_machine_model times = {0};
-    struct sw_device_handle device;
-    struct sw_train_options key = {.dtype = o->dtype,
-                                   .micro_batch = o->micro_batch,
-                                   .device = sw_device_cuda_usable() > 0 ? SW_DEVICE_CUDA
-                                                                         : SW_DEVICE_HOST};
+    const int on_gpu = sw_device_cuda_usable() > 0;
     const uint32_t limit = model->config.max_positions;
     if (o->seq_len > limit) {
         sw_error("--seq-len %u: the model's limit is %u", o->seq_len, limit);
         return -EINVAL;
     }
     if (o->seq_len == 0) o->seq_len = limit < 512 ? limit : 512;
-    key.seq_len = o->seq_len;
+    const struct sw_train_options key = {.dtype = o->dtype,
+                                         .micro_batch = o->micro_batch,
+                                         .seq_len = o->seq_len,
+                                         .ranks = o->ranks,
+                                         .device = on_gpu ? SW_DEVICE_CUDA : SW_DEVICE_HOST};
     sw_machine_model_key(&model->config, &key, times.key, sizeof(times.key));
-    struct sw_topology topology;
-    int ret = sw_topology_read(&topology);
-    if (ret == 0)
-        ret = sw_bench_device_open(&topology, key.device == SW_DEVICE_CUDA, 0, 1, &device);
-    if (ret < 0) return ret;
-    sw_bench_watch_signals();
-    ret = sw_bench_model(&device, model, o->dtype, o->micro_batch, o->seq_len, o->seconds, &times);
-    device.ops->close(device.device);
+    const int ret = measure_on(o, model, on_gpu, &times);
     return ret < 0 ? ret : keep(o, &times);
 }
 
 int sw_cmd_bench_model(int argc, char **argv) {
-    struct options o = {.seconds = 10, .micro_batch = 1};
+    struct options o = {.seconds = 10, .micro_batch = 1, .ranks = 1};
     struct sw_parsed parsed;
     struct sw_subject subject;
     const int ret = sw_options_parse(&command, argc, argv, &o, &parsed);

@@ -101,7 +101,7 @@ CASES = [
     ("free: drive, half", [*LONG, *HALF, *FORWARD]),
     ("free: all on the drive", [*LONG, *ALL, *FORWARD]),
 ]
-ROWS = (SHORT, LONG, BATCH)
+ROWS = (SHORT, LONG, BATCH, [*SHORT, "--ranks", "2"])
 
 
 def run(*args):
