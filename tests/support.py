@@ -291,13 +291,18 @@ class Process:
         return run
 
     def _wait_zombie(self, end):
-        """Without a look now and then, which takes the CPU from what is awaited."""
+        """Without a look now and then, which takes the CPU from what is awaited. The handle may be
+        told of the end shortly before there is something to reap."""
         handle = os.pidfd_open(self.pid)
         try:
-            select.select([handle], [], [], max(0.0, end - time.monotonic()))
+            while not self._is_zombie():
+                if time.monotonic() >= end:
+                    return False
+                if select.select([handle], [], [], max(0.0, end - time.monotonic()))[0]:
+                    time.sleep(0.001)
+            return True
         finally:
             os.close(handle)
-        return self._is_zombie()
 
     def _is_zombie(self):
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
