@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 /* All that a step's time follows from in one case: options but for budgets, which only say how long
  * rings are and whether the head is whole, and these. */
@@ -33,12 +34,8 @@ static void make_key(struct key *key, const struct sw_plan_run *run, int one_for
     key->one_for_all = one_for_all;
 }
 
-/* FNV-1a. */
 static uint64_t hash_of(const struct key *key) {
-    const unsigned char *bytes = (const unsigned char *)key;
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < sizeof(*key); i++) hash = (hash ^ bytes[i]) * 1099511628211u;
-    return hash;
+    return XXH64(key, sizeof(*key), 0);
 }
 
 struct sw_played *sw_played_open(void) {
