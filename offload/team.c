@@ -148,11 +148,15 @@ int sw_team_bind(hwloc_topology_t topo, hwloc_const_cpuset_t set, int threads) {
     return error;
 }
 
+void sw_team_form(int threads) {
+    atomic_int together = 0; /* a region with nothing in it would not be one */
+#pragma omp parallel num_threads(threads)
+    atomic_fetch_add(&together, 1);
+}
+
 void sw_team_start(const struct sw_team *team) {
     assert(team);
-    atomic_int together = 0; /* a region with nothing in it would not be one */
-#pragma omp parallel num_threads(team->threads)
-    atomic_fetch_add(&together, 1);
+    sw_team_form(team->threads);
 }
 
 int sw_team_place(struct sw_team *team, const void *bytes, uint64_t count) {

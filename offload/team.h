@@ -25,6 +25,8 @@ int sw_team_place(struct sw_team *team, const void *bytes, uint64_t count);
 
 /* Starts the calling thread's team, so that its first work starts no thread. */
 void sw_team_start(const struct sw_team *team);
+/* The same for one of so many threads that nobody places. */
+void sw_team_form(int threads);
 
 /* Logs where the team will run for work on these bytes. Before the first placing, by any thread. */
 void sw_team_announce(struct sw_team *team, const void *bytes, uint64_t count);

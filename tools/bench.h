@@ -11,7 +11,8 @@
 
 enum { SW_BENCH_ROUNDS_MAX = 1001, SW_BENCH_ROUNDS_MIN = 3 };
 
-double sw_bench_now(void); /* seconds, monotonic */
+double sw_bench_now(void);     /* seconds, monotonic */
+double sw_bench_cpu_now(void); /* of all threads of this process, on all CPUs */
 double sw_bench_median(const double *values, int count);
 
 /* Numbers of an option at commas, each from 1 to max. Their count, or -EINVAL, reported. */

@@ -72,6 +72,10 @@ double sw_bench_now(void) {
     return seconds_of(CLOCK_MONOTONIC);
 }
 
+double sw_bench_cpu_now(void) {
+    return seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+}
+
 static int compare(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -234,7 +238,7 @@ int sw_bench_adam_measure(struct sw_bench_adam *b, struct sw_bench_adam_row *row
     sample(&p, NULL); /* warm-up: threads, pages, caches */
     if (!same_way(b, row)) b->way = best_way(&p);
     b->way_of = *row;
-    const double wall = sw_bench_now(), cpu = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
+    const double wall = sw_bench_now(), cpu = sw_bench_cpu_now();
     int n = 0;
     while (n < SW_BENCH_ROUNDS_MAX &&
            (n < SW_BENCH_ROUNDS_MIN || sw_bench_now() - start < seconds)) {
@@ -252,8 +256,7 @@ int sw_bench_adam_measure(struct sw_bench_adam *b, struct sw_bench_adam_row *row
     row->gb_per_s = (double)row->bytes_per_param / row->ns_per_param;
     row->limit_gb_per_s = 1e-9 * (double)row->bytes_per_param * passed / sw_bench_median(limit, n);
     row->ratio = sw_bench_median(ratio, n);
-    row->cpu_share = (seconds_of(CLOCK_PROCESS_CPUTIME_ID) - cpu) /
-                     ((sw_bench_now() - wall) * (double)row->threads);
+    row->cpu_share = (sw_bench_cpu_now() - cpu) / ((sw_bench_now() - wall) * (double)row->threads);
     row->rounds = n;
     row->limit_way = b->way->name;
     return 0;

@@ -4,11 +4,11 @@
 #include <assert.h>
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+#include "offload/team.h"
 
 struct sw_bench_company {
     pthread_mutex_t lock;
@@ -17,16 +17,9 @@ struct sw_bench_company {
     pthread_t threads[];
 };
 
-/* A region with nothing in it would not be one. */
-static void start_team(int threads) {
-    atomic_int together = 0;
-#pragma omp parallel num_threads(threads)
-    atomic_fetch_add(&together, 1);
-}
-
 static void *keep_a_team(void *arg) {
     struct sw_bench_company *c = arg;
-    start_team(c->team_threads);
+    sw_team_form(c->team_threads);
     pthread_mutex_lock(&c->lock);
     c->ready++;
     pthread_cond_broadcast(&c->changed);

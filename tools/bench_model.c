@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "engine/llama.h"
@@ -274,12 +273,6 @@ static int time_operation(struct units *u, const struct operation *operation, do
     return ret;
 }
 
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static int measure_all(struct units *u, double seconds, struct sw_machine_model *out) {
     int ret = 0;
     for (int i = 0; i < OPERATIONS && ret == 0; i++) {
@@ -290,7 +283,7 @@ static int measure_all(struct units *u, double seconds, struct sw_machine_model 
     return ret;
 }
 
-/* The calling thread's operations; stats of the process are of all its ranks. */
+/* The calling thread's rank; the CPUs that are kept busy are those of all ranks. */
 static int measure(struct units *u, uint64_t batch, uint64_t time, double seconds,
                    struct sw_machine_model *out) {
     const struct sw_device_ops *ops = u->device->ops;
@@ -300,9 +293,9 @@ static int measure(struct units *u, uint64_t batch, uint64_t time, double second
         ret = sw_llama_open(&u->llama, u->model, u->device, u->dtype, batch, time, 1, u->workspace,
                             u->stream);
     if (ret == 0) ret = fill(u);
-    const double start_s = sw_bench_now(), start_cpu_s = cpu_seconds();
+    const double start_s = sw_bench_now(), start_cpu_s = sw_bench_cpu_now();
     if (ret == 0) ret = measure_all(u, seconds, out);
-    out->cpus = (cpu_seconds() - start_cpu_s) / (sw_bench_now() - start_s);
+    out->cpus = (sw_bench_cpu_now() - start_cpu_s) / (sw_bench_now() - start_s);
     if (u->stream) ops->stream_destroy(u->stream);
     return ret;
 }
@@ -361,6 +354,7 @@ int sw_bench_model(const struct sw_device_handle *devices, const struct sw_bench
     struct sw_bench_company *company = NULL;
     struct rank *ranks = calloc(what->ranks, sizeof(*ranks));
     int ret = ranks ? 0 : -ENOMEM;
+    if (!ranks) sw_error("bench: no memory for %u ranks", what->ranks);
     for (uint32_t r = 0; r < what->ranks && ret == 0; r++)
         ranks[r] = (struct rank){.what = what, .device = &devices[r]};
     if (ret == 0 && what->threads > 0) ret = open_company(&company, what->ranks, what->threads);

@@ -75,12 +75,11 @@ static const struct sw_command command = {
     .operand = "MODEL",
     .summary =
         "Times the operations of a model's units on this machine's device, each alone, on random\n"
-        "numbers: a layer there and back, the embedding, the norm, the head. The CPU as device "
-        "has\n"
-        "the teams of a run's other lanes beside it. MODEL is a folder, a config.json or a shape\n"
-        "that plan knows. The times are kept in the machine profile beside those of bench all; a\n"
-        "plan of a model of these units, with these rows, takes them instead of counting\n"
-        "operations.",
+        "numbers: a layer there and back, the embedding, the norm, the head. On the CPU the teams\n"
+        "of a run's other lanes stand beside it. MODEL is a folder, a config.json or a shape that\n"
+        "plan knows. The times are kept in the machine profile beside those of bench all; a plan "
+        "of\n"
+        "a model of these units, with these rows, takes them instead of counting operations.",
     .options = options_table,
     .option_count = sizeof(options_table) / sizeof(options_table[0]),
 };
